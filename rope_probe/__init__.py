@@ -1,0 +1,39 @@
+"""rope-probe: how pretrained language models use rotary position embeddings.
+
+>>> import rope_probe as rp
+>>> ckpt = rp.open("demo:smollm2")
+>>> ds = rp.bands(ckpt, segments=8)
+>>> rp.plot.bands_profile(ds)
+"""
+
+from importlib import import_module
+
+# public name -> where it lives; imported on first use, so that `import rope_probe` costs nothing
+_PUBLIC = {
+    "open": ("rope_probe.checkpoints", "open_checkpoint"),
+    "Checkpoint": ("rope_probe.checkpoints", "Checkpoint"),
+    "bands": ("rope_probe.probes.bands", "bands"),
+    "capture": ("rope_probe.access", "capture"),
+    "attention_map": ("rope_probe.access", "attention_map"),
+    "load": ("rope_probe.results", "load"),
+    "save": ("rope_probe.results", "save"),
+    "summary": ("rope_probe.probes", "summary"),
+    "ProbeError": ("rope_probe.errors", "ProbeError"),
+    "ProbeWarning": ("rope_probe.errors", "ProbeWarning"),
+    "plot": ("rope_probe.plots", None),
+    "theory": ("rope_probe.theory", None),
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'rope_probe' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name]
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def __dir__():
+    return __all__

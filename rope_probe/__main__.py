@@ -1,0 +1,3 @@
+from rope_probe.cli import main
+
+main()

@@ -1,0 +1,187 @@
+"""What commands have in common: parsing, opening, progress, output."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import typer
+
+from ..errors import ProbeError
+
+
+def parse_layers(text: str | None) -> list[int] | None:
+    """`0-3,10` -> [0, 1, 2, 3, 10]."""
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", part)
+        if not match:
+            raise typer.BadParameter(f"{text!r} is not a list of layers: write it like 0-3,10.", param_hint="--layers")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise typer.BadParameter(
+                f"the range {part.strip()} runs backwards: write {last}-{first}.", param_hint="--layers"
+            )
+        found.update(range(first, last + 1))
+    return sorted(found)
+
+
+def parse_numbers(text: str | None, option: str, known: tuple[str, ...]) -> dict[str, float] | None:
+    """`base=1e4,length=4096` -> {'base': 10000.0, 'length': 4096}."""
+    if text is None:
+        return None
+    found = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        key = key.strip()
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if key not in known or not math.isfinite(number):
+            raise typer.BadParameter(
+                f"{part!r} is not one of {', '.join(f'{name}=NUMBER' for name in known)}.", param_hint=option
+            )
+        found[key] = int(number) if key == "length" else number
+    return found
+
+
+def open_model(model: str, **options):
+    """Open a checkpoint, with a line on standard error while a person waits."""
+    with _status(f"opening {model}"):
+        from ..checkpoints import open_checkpoint
+
+        return open_checkpoint(model, **options)
+
+
+def _console():
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _status(message: str):
+    import contextlib
+
+    return _console().status(message) if sys.stderr.isatty() else contextlib.nullcontext()
+
+
+class Progress:
+    """Segments read, tokens per second and time left, on standard error; silent when that is no terminal.
+
+    Call it with (segments read, segments in all).  Where the whole run will take more than half a
+    minute, the first call also says so, with the memory in use.
+    """
+
+    def __init__(self, length: int | None = None):
+        import time
+
+        self.clock = time.perf_counter
+        self.started = self.clock()
+        self.length = length
+        self.bar = None
+        self.announced = False
+
+    def __enter__(self):
+        self.started = self.clock()
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        elapsed = self.clock() - self.started
+        if not self.announced:
+            self.announced = True
+            expected = elapsed * total / done
+            if expected > 30:
+                print(
+                    f"about {_duration(expected)} for {total} segments, {_peak_memory():.1f} GB of memory in use",
+                    file=sys.stderr,
+                )
+        if not sys.stderr.isatty():
+            return
+        if self.bar is None:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=_console(), transient=True)
+            self.task = self.bar.add_task("", total=total, speed="")
+            self.bar.start()
+        speed = f"{done * self.length / elapsed:,.0f} tokens/s" if self.length else f"{done / elapsed:.2f} segments/s"
+        self.bar.update(self.task, completed=done, speed=speed)
+
+    def __exit__(self, *exc) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def _peak_memory() -> float:
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform != "darwin" else peak / 1e9
+
+
+def display_name(ds) -> str:
+    """The model's short name for tables, captions and file names."""
+    source = json.loads(ds.attrs.get("provenance", "{}"))
+    name = source.get("file") if str(ds.attrs["model"]).startswith("demo:") else None
+    return name or Path(str(ds.attrs["model"])).name
+
+
+def output_path(output: str | None, analysis: str, model: str) -> Path:
+    """Where the result goes, checked before the run: exactly `output`, or a free name here."""
+    from ..results import check_writable
+
+    if output is None:
+        stem = f"{analysis}-{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(model).name)}"
+        path = Path(f"{stem}.nc")
+        number = 2
+        while path.exists():
+            path = Path(f"{stem}-{number}.nc")
+            number += 1
+    else:
+        path = Path(output)
+    check_writable(path)
+    return path
+
+
+def print_json(values: dict) -> None:
+    """One JSON object on standard output; numbers that are not finite become null."""
+    print(json.dumps(_finite(values), allow_nan=False))
+
+
+def _finite(value):
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def figure_path(figure: str | None) -> Path | None:
+    """Where the figure goes, checked before the run."""
+    if figure is None:
+        return None
+    from ..results import check_writable
+
+    path = Path(figure)
+    if path.suffix.lower() not in (".pdf", ".png", ".svg"):
+        raise ProbeError(f"--figure {figure}: the name must end in .pdf, .png or .svg.")
+    check_writable(path)
+    return path

@@ -1,0 +1,197 @@
+"""The one tap: see q, k and v of every layer as they enter attention, and change nothing.
+
+A function registered with transformers' attention interface receives the rotated q with all heads
+and k, v with their kv heads un-repeated.  It shows them to an observer and calls the attention the
+model would have used.  Its mask function is registered with it: without one, transformers hands the
+attention no mask and some models silently stop being causal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from .errors import ProbeError
+from .rotary import attention_modules
+
+
+@dataclass
+class Call:
+    """What one attention layer was given.
+
+    Attributes
+    ----------
+    layer : int
+    q : Tensor, shape (batch, head, token, channel)
+        After the rotation.
+    k, v : Tensor, shape (batch, kv_head, token, channel)
+    mask : Tensor or None
+        The mask in the form of the model's own attention; None means plain causal.
+    scaling : float
+        Softmax scale.
+    softcap : float or None
+    sinks : Tensor or None, shape (head,)
+        Sink logits.
+    window : int or None
+    """
+
+    layer: int
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    scaling: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+    window: int | None
+
+
+class _Done(Exception):
+    """Raised inside the forward pass once the last layer that is needed has been seen."""
+
+
+# attention module -> the taps that watch it, innermost last
+_WATCHED: dict[int, list[Tap]] = {}
+
+
+def _model_attention(original: str, module) -> Callable:
+    """The attention function the model would have called."""
+    if original != "eager":
+        return AttentionInterface()[original]
+    for cls in type(module).__mro__:
+        own = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if own is not None:
+            return own
+    raise ProbeError(f"{type(module).__name__} has no eager attention function of its own; open it with sdpa.")
+
+
+def _register(original: str) -> str:
+    name = f"rope_probe_{original}"
+    if name not in AttentionInterface().valid_keys():
+
+        def attend(module, query, key, value, attention_mask, **kwargs):
+            for tap in _WATCHED.get(id(module), ()):
+                tap.see(module, query, key, value, attention_mask, kwargs)
+            return _model_attention(original, module)(module, query, key, value, attention_mask, **kwargs)
+
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, AttentionMaskInterface()[original])
+    return name
+
+
+class Tap:
+    """Context manager: while it is open, `observer` sees every attention call of `decoder`.
+
+    Parameters
+    ----------
+    decoder : PreTrainedModel
+        The text decoder.
+    observer : callable
+        Called with one :class:`Call` per layer, before the layer attends.
+    layers : collection of int, optional
+        Only these layers are shown; default all.
+    stop : bool
+        End the forward pass after the last of `layers` was seen; `run` swallows the signal.
+    """
+
+    def __init__(self, decoder, observer: Callable[[Call], None], layers=None, stop: bool = False):
+        self.decoder = decoder
+        self.observer = observer
+        self.modules = {id(module): index for index, module in attention_modules(decoder).items()}
+        self.layers = None if layers is None else frozenset(layers)
+        # An offloaded model frees a layer's weights after its forward; cutting that short would keep them.
+        self._stop = stop and not hasattr(decoder, "hf_device_map")
+        self.seen: set[int] = set()
+
+    def __enter__(self) -> Tap:
+        configs = {id(c): c for m in self.decoder.modules() if (c := getattr(m, "config", None)) is not None}
+        self._restore = [(c, getattr(c, "_attn_implementation_internal", None)) for c in configs.values()]
+        for config, original in self._restore:
+            if original is not None and not original.startswith("rope_probe_"):
+                config._attn_implementation_internal = _register(original)
+        for key in self.modules:
+            _WATCHED.setdefault(key, []).append(self)
+        return self
+
+    def __exit__(self, *exc) -> None:
+        for config, original in self._restore:
+            config._attn_implementation_internal = original
+        for key in self.modules:
+            _WATCHED[key].remove(self)
+            if not _WATCHED[key]:
+                del _WATCHED[key]
+
+    def see(self, module, q, k, v, mask, kwargs) -> None:
+        layer = self.modules[id(module)]
+        self.seen.add(layer)
+        if self.layers is not None and layer not in self.layers:
+            return
+        scaling = kwargs.get("scaling")
+        self.observer(
+            Call(
+                layer=layer,
+                q=q,
+                k=k,
+                v=v,
+                mask=mask,
+                scaling=float(q.shape[-1] ** -0.5 if scaling is None else scaling),
+                softcap=kwargs.get("softcap"),
+                sinks=kwargs.get("s_aux"),
+                window=kwargs.get("sliding_window"),
+            )
+        )
+        if self._stop and layer == max(self.layers if self.layers is not None else self.modules.values()):
+            raise _Done
+
+    def run(self, tokens: torch.Tensor, **kwargs) -> None:
+        """One forward pass of the decoder (no cache, no logits) under the open tap."""
+        with torch.inference_mode():
+            try:
+                self.decoder(input_ids=tokens, use_cache=False, **kwargs)
+            except _Done:
+                pass
+        if not self.seen:
+            raise ProbeError(
+                f"{type(self.decoder).__name__} does not attend through transformers' attention interface "
+                "(its attention was never seen), so nothing can be measured: use a model class that does."
+            )
+
+
+def input_device(decoder) -> torch.device:
+    """Device the token ids go to (an offloaded embedding reports the meta device)."""
+    device = decoder.get_input_embeddings().weight.device
+    if device.type != "meta":
+        return device
+    placed = getattr(decoder, "hf_device_map", {}).values()
+    for value in placed:
+        if value not in ("cpu", "disk"):
+            return torch.device(value)
+    return torch.device("cpu")
+
+
+def read(tap: Tap, tokens: np.ndarray, batch: int) -> Iterator[tuple[int, int]]:
+    """Read segments through an open tap, batch by batch.
+
+    Parameters
+    ----------
+    tap : Tap
+        An entered tap.
+    tokens : ndarray of int, shape (segments, length)
+    batch : int
+        Segments per forward pass.
+
+    Yields
+    ------
+    (start, stop)
+        The segments that were just read.
+    """
+    device = input_device(tap.decoder)
+    for start in range(0, len(tokens), batch):
+        block = torch.as_tensor(tokens[start : start + batch], dtype=torch.long, device=device)
+        tap.run(block)
+        yield start, start + len(block)
