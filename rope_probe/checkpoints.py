@@ -42,7 +42,7 @@ class Checkpoint:
         Called the first time text has to be tokenized; large vocabularies take seconds to read.
     """
 
-    model: object
+    model: object = field(repr=False)
     name: str
     provenance: dict = field(default_factory=dict)
     load_tokenizer: Callable[[], object | None] = field(default=lambda: None, repr=False)

@@ -133,6 +133,17 @@ def attention_modules(decoder) -> dict[int, torch.nn.Module]:
     return dict(sorted(found.items()))
 
 
+def decoder_layers(decoder) -> dict[int, torch.nn.Module]:
+    """Decoder layer (the residual block) of each layer index."""
+    names = {id(module): name for name, module in decoder.named_modules()}
+    layers = {}
+    for index, module in attention_modules(decoder).items():
+        parts = names[id(module)].split(".")
+        if str(index) in parts:
+            layers[index] = decoder.get_submodule(".".join(parts[: parts.index(str(index)) + 1]))
+    return layers
+
+
 def _is_rotary(module) -> bool:
     names = {name for name, _ in module.named_buffers(recurse=False)}
     return any(name == "embed_positions" or name.endswith("inv_freq") for name in names)

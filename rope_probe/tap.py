@@ -17,7 +17,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from .errors import ProbeError
-from .rotary import attention_modules
+from .rotary import attention_modules, decoder_layers
 
 
 @dataclass
@@ -38,6 +38,8 @@ class Call:
     sinks : Tensor or None, shape (head,)
         Sink logits.
     window : int or None
+    hidden : Tensor or None, shape (batch, token, hidden)
+        Residual stream entering the layer, before its norm; only where the tap was asked for it.
     """
 
     layer: int
@@ -49,6 +51,7 @@ class Call:
     softcap: float | None
     sinks: torch.Tensor | None
     window: int | None
+    hidden: torch.Tensor | None = None
 
 
 class _Done(Exception):
@@ -75,8 +78,8 @@ def _register(original: str) -> str:
     if name not in AttentionInterface().valid_keys():
 
         def attend(module, query, key, value, attention_mask, **kwargs):
-            for tap in _WATCHED.get(id(module), ()):
-                tap.see(module, query, key, value, attention_mask, kwargs)
+            for tap in list(_WATCHED.get(id(module), ())):
+                query, key = tap.see(module, query, key, value, attention_mask, kwargs)
             return _model_attention(original, module)(module, query, key, value, attention_mask, **kwargs)
 
         AttentionInterface.register(name, attend)
@@ -92,21 +95,33 @@ class Tap:
     decoder : PreTrainedModel
         The text decoder.
     observer : callable
-        Called with one :class:`Call` per layer, before the layer attends.
+        Called with one :class:`Call` per layer, before the layer attends.  An intervention returns the
+        (q, k) that attention shall use instead; everything else returns None.
     layers : collection of int, optional
         Only these layers are shown; default all.
     stop : bool
         End the forward pass after the last of `layers` was seen; `run` swallows the signal.
+    hidden : bool
+        Also show the hidden states entering each layer.
     """
 
-    def __init__(self, decoder, observer: Callable[[Call], None], layers=None, stop: bool = False):
+    def __init__(
+        self,
+        decoder,
+        observer: Callable[[Call], tuple[torch.Tensor, torch.Tensor] | None],
+        layers=None,
+        stop: bool = False,
+        hidden: bool = False,
+    ):
         self.decoder = decoder
         self.observer = observer
         self.modules = {id(module): index for index, module in attention_modules(decoder).items()}
         self.layers = None if layers is None else frozenset(layers)
         # An offloaded model frees a layer's weights after its forward; cutting that short would keep them.
-        self._stop = stop and not hasattr(decoder, "hf_device_map")
+        self._stop = stop and not any(hasattr(module, "_hf_hook") for module in decoder.modules())
         self.seen: set[int] = set()
+        self._hidden: dict[int, torch.Tensor] | None = {} if hidden else None
+        self._hooks: list = []
 
     def __enter__(self) -> Tap:
         configs = {id(c): c for m in self.decoder.modules() if (c := getattr(m, "config", None)) is not None}
@@ -116,23 +131,37 @@ class Tap:
                 config._attn_implementation_internal = _register(original)
         for key in self.modules:
             _WATCHED.setdefault(key, []).append(self)
+        if self._hidden is not None:
+            for index, layer in decoder_layers(self.decoder).items():
+                self._hooks.append(layer.register_forward_pre_hook(self._keep_hidden(index), with_kwargs=True))
         return self
+
+    def _keep_hidden(self, index: int) -> Callable:
+        def keep(_module, args, kwargs) -> None:
+            self._hidden[index] = args[0] if args else kwargs["hidden_states"]
+
+        return keep
 
     def __exit__(self, *exc) -> None:
         for config, original in self._restore:
             config._attn_implementation_internal = original
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         for key in self.modules:
             _WATCHED[key].remove(self)
             if not _WATCHED[key]:
                 del _WATCHED[key]
 
-    def see(self, module, q, k, v, mask, kwargs) -> None:
+    def see(self, module, q, k, v, mask, kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Show one attention call to the observer; the q and k to attend with."""
         layer = self.modules[id(module)]
         self.seen.add(layer)
+        hidden = self._hidden.pop(layer, None) if self._hidden is not None else None
         if self.layers is not None and layer not in self.layers:
-            return
+            return q, k
         scaling = kwargs.get("scaling")
-        self.observer(
+        changed = self.observer(
             Call(
                 layer=layer,
                 q=q,
@@ -143,10 +172,12 @@ class Tap:
                 softcap=kwargs.get("softcap"),
                 sinks=kwargs.get("s_aux"),
                 window=kwargs.get("sliding_window"),
+                hidden=hidden,
             )
         )
         if self._stop and layer == max(self.layers if self.layers is not None else self.modules.values()):
             raise _Done
+        return (q, k) if changed is None else changed
 
     def run(self, tokens: torch.Tensor, **kwargs) -> None:
         """One forward pass of the decoder (no cache, no logits) under the open tap."""
@@ -163,15 +194,10 @@ class Tap:
 
 
 def input_device(decoder) -> torch.device:
-    """Device the token ids go to (an offloaded embedding reports the meta device)."""
-    device = decoder.get_input_embeddings().weight.device
-    if device.type != "meta":
-        return device
-    placed = getattr(decoder, "hf_device_map", {}).values()
-    for value in placed:
-        if value not in ("cpu", "disk"):
-            return torch.device(value)
-    return torch.device("cpu")
+    """Device the token ids go to (an offloaded embedding lives on the meta device between calls)."""
+    embedding = decoder.get_input_embeddings()
+    placed = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
+    return embedding.weight.device if placed is None else torch.device(placed)
 
 
 def read(tap: Tap, tokens: np.ndarray, batch: int) -> Iterator[tuple[int, int]]:
