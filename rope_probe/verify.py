@@ -68,10 +68,10 @@ def _single_tokens(decoder, positions: list[int]) -> list[dict[int, Call]]:
     ids = torch.linspace(0.1, 0.9, 4).mul(vocabulary).long()[:, None].to(input_device(decoder))
     shots = []
     for position in positions:
-        calls: dict[int, Call] = {}
-        with Tap(decoder, lambda call, calls=calls: calls.setdefault(call.layer, call)) as tap:
+        calls: list[Call] = []
+        with Tap(decoder, calls.append) as tap:
             tap.run(ids, position_ids=torch.full_like(ids, position))
-        shots.append(calls)
+        shots.append({call.layer: call for call in calls})
     return shots
 
 
