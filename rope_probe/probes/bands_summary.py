@@ -69,7 +69,9 @@ def wavelength_at(ds: xr.Dataset, index: float | None) -> float | None:
 
 def mean_usage(ds: xr.Dataset) -> np.ndarray:
     """Usage by pair, averaged over layers and heads."""
-    return np.nanmean(ds["usage"].values, axis=(0, 1))
+    usage = ds["usage"].values
+    seen = np.isfinite(usage).sum(axis=(0, 1))
+    return np.divide(np.nansum(usage, axis=(0, 1)), seen, out=np.full(usage.shape[-1], np.nan), where=seen > 0)
 
 
 def band_range(usage: np.ndarray) -> tuple[int, int]:
