@@ -45,3 +45,27 @@ class Moments:
     def average(self) -> np.ndarray:
         """Mean; NaN where nothing was seen."""
         return np.where(self.count > 0, self.mean, np.nan)
+
+
+def mean_and_error(values, axis: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and its standard error over independent repeats (segments).
+
+    Parameters
+    ----------
+    values : array_like
+        Entries that are NaN do not take part.
+    axis : int
+        Of the repeats.
+
+    Returns
+    -------
+    (mean, error) : tuple of ndarray of float64
+        Mean NaN where there is no value, error NaN where there are fewer than two.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    known = np.isfinite(values)
+    count = known.sum(axis)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(known, values, 0).sum(axis) / count
+        squares = np.where(known, values - np.expand_dims(mean, axis), 0) ** 2
+        return mean, np.sqrt(squares.sum(axis) / (count - 1.0) / count)

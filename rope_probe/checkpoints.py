@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -13,16 +12,23 @@ from pathlib import Path
 
 import torch
 
-from . import gguf_cache
-from .errors import ProbeError
+from .errors import ProbeError, UsageError, first_words
+from .modules import text_decoder
 from .rotary import Geometry, RotaryLayer, decoder_without_weights, read_geometry
+from .sources import Source, explain, find
 from .verify import verified_geometry
+from .weights import check_weights, refuse_incomplete
 
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float64": torch.float64,
+}
+# what to do about damaged weight files, where they are not the user's own
+ADVICE = {
+    "gguf": {"advice": "remove this folder, and it will be converted again"},
+    "hub": {"advice": "incomplete download, open it again with the hub within reach"},
 }
 
 
@@ -56,7 +62,7 @@ class Checkpoint:
     @property
     def decoder(self):
         """The text decoder without its head (what q/k work runs)."""
-        return self.model.get_decoder()
+        return text_decoder(self.model)
 
     @property
     def vocabulary(self) -> int:
@@ -147,30 +153,38 @@ def open_checkpoint(
         One sentence: what was wrong, the value seen, what to do.
     """
     if not isinstance(model, (str, Path)):
+        if any(option is not None for option in (revision, dtype, device, device_map)):
+            raise UsageError(
+                "revision, dtype, device and device_map are for opening a model; this one is open already."
+            )
         return _from_object(model, tokenizer)
-    name = str(model)
     if dtype is not None and dtype not in DTYPES:
-        raise ProbeError(f"--dtype is {dtype!r}: choose one of {', '.join(DTYPES)}.")
+        raise UsageError(f"--dtype is {dtype!r}: choose one of {', '.join(DTYPES)}.")
     device = _device(device)
     with quiet():
-        folder, provenance = _locate(name)
-        options = {"revision": revision, "trust_remote_code": trust_remote_code}
-        config = load_config(folder or name, name=name, **options)
-        read_geometry(decoder_without_weights(config))  # refuse what cannot work before reading weights
-        loaded = _load_model(folder or name, name, config, dtype, device_map, options)
+        source = find(str(model), revision, trust_remote_code)
+        config = _config(source)
+        own_code = trust_remote_code and bool(getattr(config, "auto_map", None))
+        with source.explained():
+            if not own_code:  # refuse what cannot work before reading weights
+                read_geometry(decoder_without_weights(config))
+        loaded = _load_model(source, config, dtype, device_map)
+        if own_code:
+            read_geometry(text_decoder(loaded))
     if device_map is None:
         loaded = _move(loaded, device)
+    provenance = dict(source.provenance)
     commit = getattr(loaded.config, "_commit_hash", None)
     if commit:
         provenance["revision"] = commit
-    return Checkpoint(loaded.eval(), name, provenance, lambda: _load_tokenizer(folder or name, options))
+    return Checkpoint(loaded.eval(), source.name, provenance, lambda: _load_tokenizer(source))
 
 
 def _from_object(model, tokenizer) -> Checkpoint:
     if not hasattr(model, "get_decoder"):
         raise ProbeError(f"{type(model).__name__} is not a transformers model: pass one, or a hub id, folder or file.")
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    read_geometry(model.get_decoder())
+    read_geometry(text_decoder(model))
     return Checkpoint(model.eval(), name, {"source": "model object"}, lambda: tokenizer)
 
 
@@ -178,9 +192,12 @@ def _device(device: str | None) -> str:
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise ProbeError(f"--device {device!r} is not available here: use cpu, or cuda where there is one.") from None
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("the meta device holds no numbers")
+    except (RuntimeError, AssertionError) as error:
+        raise ProbeError(
+            f"--device {device!r} is not available here ({first_words(error, 80)}): use cpu, or cuda where there is one."
+        ) from None
     return device
 
 
@@ -193,130 +210,47 @@ def _move(model, device: str):
         ) from None
 
 
-def _locate(name: str) -> tuple[str | None, dict]:
-    """Folder to load from (None for a hub id), and where it comes from."""
-    if name.startswith("demo:"):
-        return gguf_cache.demo(name.removeprefix("demo:"))
-    path = Path(name).expanduser()
-    if name.endswith(".gguf"):
-        if not path.is_file():
-            raise ProbeError(f"no file at {name}.")
-        return gguf_cache.converted(path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ProbeError(f"{name} has no config.json: give the folder of a transformers checkpoint.")
-        _check_shards(path)
-        return str(path), {"source": "folder"}
-    if path.exists() or name.count("/") > 1 or name.startswith((".", "~", "/")):
-        raise ProbeError(f"{name} is neither a checkpoint folder nor a .gguf file.")
-    return None, {"source": "hub"}
-
-
-def load_config(source: str, *, name: str | None = None, revision=None, trust_remote_code=False):
+def load_config(source: str, *, revision: str | None = None, trust_remote_code: bool = False):
     """The transformers configuration of a checkpoint; every way it can fail is one sentence."""
+    return _config(find(source, revision, trust_remote_code))
+
+
+def _config(source: Source):
     from transformers import AutoConfig
 
-    name = name or source
-    try:
-        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise ProbeError(_explain(name, error)) from error
+    with source.explained():
+        return AutoConfig.from_pretrained(source.place, **source.options)
 
 
-def _load_model(source, name, config, dtype, device_map, options):
+def _load_model(source: Source, config, dtype: str | None, device_map: str | None):
     from transformers import AutoModelForCausalLM
 
-    kwargs = {"device_map": device_map} if device_map else {}
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True, **kwargs, **options
+    if source.folder:
+        check_weights(Path(source.folder), **ADVICE.get(source.provenance["source"], {}))
+    extra = {"device_map": device_map} if device_map else {}
+    with source.explained():
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            source.place,
+            config=config,
+            dtype=DTYPES.get(dtype, "auto"),
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            **extra,
+            **source.options,
         )
-    except Exception as error:
-        raise ProbeError(_explain(name, error)) from error
+    refuse_incomplete(source.name, info)
+    return loaded
 
 
-def _load_tokenizer(source, options):
+def _load_tokenizer(source: Source):
     from transformers import AutoTokenizer
 
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(source, **options)
-    except Exception:  # many checkpoints come without one; text then needs --tokens, and says so
-        return None
-
-
-def _explain(name: str, error: Exception) -> str:
-    """One sentence for the ways a checkpoint fails to open."""
-    from huggingface_hub import errors as hub
-
-    causes = []
-    cause: BaseException | None = error
-    while cause is not None and len(causes) < 8:
-        causes.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    text = str(error)
-    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    if any(isinstance(c, hub.GatedRepoError) for c in causes) or "gated repo" in text:
-        return (
-            f"{name} is gated: accept its terms at https://huggingface.co/{name}, "
-            "then log in with `hf auth login` (or set HF_TOKEN)."
-        )
-    if any(isinstance(c, hub.RevisionNotFoundError) for c in causes):
-        return f"{name} has no such revision on the hub: check --revision."
-    if any(isinstance(c, hub.RepositoryNotFoundError) for c in causes):
-        return f"{name} is not on the hub (or is private): check the spelling, or log in with `hf auth login`."
-    if any(isinstance(c, (hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError, ConnectionError)) for c in causes) or (
-        "connect" in text and "huggingface.co" in text
-    ):
-        return f"{name} is not in the local cache and the hub cannot be reached: check the id and the network, or give a folder."
-    if "trust_remote_code" in text:
-        return f"{name} needs code from its own repository: pass --trust-remote-code if you trust it."
-    if "safetensors" in text and ("no file named" in text.lower() or "does not appear to have" in text):
-        return f"{name} has no safetensors weights (pickled weights are never loaded): convert it to safetensors first."
-    if "does not recognize this architecture" in text or "Unrecognized model" in text:
-        return f"{name} has a model type that transformers does not know ({first[:160]}): it cannot be run natively."
-    if "Unrecognized configuration class" in text:
-        return f"{name} is not a causal language model ({type(error).__name__}): give a decoder-only text model."
-    return f"cannot open {name}: {first[:300]}"
-
-
-def _check_shards(folder: Path) -> None:
-    """Name the weight file that is missing, cut short or a pointer, before anything is loaded."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise ProbeError(f"{index} is not a safetensors index: download it again.") from None
-        if any(Path(f).is_absolute() or ".." in Path(f).parts for f in files):
-            raise ProbeError(f"{index} names files outside its own folder: do not use this checkpoint.")
-    else:
-        files = sorted(path.name for path in folder.glob("*.safetensors"))
-        if not files:
-            raise ProbeError(
-                f"{folder} has no safetensors weights (pickled weights are never loaded): convert it first."
-            )
-    for file in files:
-        problem = _shard_problem(folder / file)
-        if problem:
-            raise ProbeError(f"{folder / file} {problem}: incomplete download, fetch this file again.")
-
-
-def _shard_problem(path: Path) -> str | None:
-    if not path.is_file():
-        return "is missing"
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        head = stream.read(64)
-        if head.startswith(b"version https://git-lfs"):
-            return "is a Git LFS pointer, not weights"
-        length = int.from_bytes(head[:8], "little")
-        if size < 8 or length + 8 > size:
-            return f"is cut short ({size} bytes)"
-        stream.seek(8)
-        try:
-            header = json.loads(stream.read(length))
-            end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            return "has a damaged header"
-    return f"is cut short ({size} bytes of {end + 8 + length})" if end + 8 + length > size else None
+            return AutoTokenizer.from_pretrained(source.place, **source.options)
+    except Exception as error:  # many checkpoints come without one
+        reason = explain(source.name, error) if "trust_remote_code" in str(error) else first_words(error)
+        raise ProbeError(
+            f"{source.name} has no tokenizer that can be read ({reason}): pass token ids with --tokens FILE.npy."
+        ) from error

@@ -12,7 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ProbeError
+from .errors import ProbeError, first_words
+from .weights import refuse_incomplete
 
 
 def cache_folder() -> Path:
@@ -85,7 +86,7 @@ def _joined(parts: list[Path]):
         return
     with _scratch() as folder:
         path = folder / "joined.gguf"
-        with path.open("wb") as out:
+        with _writing(path), path.open("wb") as out:
             for part in parts:
                 with part.open("rb") as stream:
                     shutil.copyfileobj(stream, out, 1 << 20)
@@ -93,16 +94,26 @@ def _joined(parts: list[Path]):
 
 
 @contextlib.contextmanager
+def _writing(place: Path):
+    """A cache that cannot be written is one sentence, whichever library was writing."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or first_words(error)
+        raise ProbeError(
+            f"cannot write the cache {place}: {reason}; free space or set ROPE_PROBE_CACHE to another folder."
+        ) from error
+
+
+@contextlib.contextmanager
 def _scratch():
     """A temporary folder inside the cache, so that finished work can be moved into place."""
     root = cache_folder()
-    try:
+    with _writing(root):
         root.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".work-", dir=root))
-    except OSError as error:
-        raise ProbeError(
-            f"cannot write the cache {root}: {error.strerror}; set ROPE_PROBE_CACHE to another folder."
-        ) from None
     try:
         yield folder
     finally:
@@ -143,20 +154,27 @@ def _convert(path: Path, target: Path, digest: str, title: str) -> None:
         (source / "model.gguf").symlink_to(path.resolve())
         out = scratch / "out"
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model, info = AutoModelForCausalLM.from_pretrained(
                 source,
                 gguf_file="model.gguf",
                 quantization_config=GgufConfig(dequantize=True),
                 dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
             )
+            refuse_incomplete(path.name, info)
             # above 1.5 billion parameters float32 no longer pays for the disk it takes
             if sum(p.numel() for p in model.parameters()) > 1.5e9:
                 model = model.to(torch.bfloat16)
             tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
+        except (ProbeError, MemoryError):
+            raise
         except Exception as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ProbeError(f"cannot convert {path.name}: {reason[:300]}") from error
-        try:
+            raise ProbeError(
+                f"cannot convert {path} ({first_words(error)}): the file is damaged, or of a kind "
+                "that transformers cannot read; download it again or use the safetensors checkpoint."
+            ) from error
+        with _writing(target):
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
             note = {"source": "gguf", "file": title, "sha256": digest}
@@ -164,9 +182,5 @@ def _convert(path: Path, target: Path, digest: str, title: str) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(OSError):  # another process was first: its result is the same
                 os.replace(out, target)
-        except OSError as error:
-            raise ProbeError(
-                f"cannot write the cache {target}: {error.strerror}; free space or set ROPE_PROBE_CACHE."
-            ) from error
         if not _complete(target):
             raise ProbeError(f"cannot write the cache {target}: remove that folder and try again.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from .errors import ProbeError
+from .errors import ProbeError, first_words
 from .rotary import RotaryLayer
 from .theory import wavelength
 
@@ -36,9 +37,30 @@ VARIABLES = {
     "dominant_segment": ("mean over kv heads of the dominant key pair, by segment", "pair"),
     "dominant_q_segment": ("mean over heads of the dominant query pair, by segment", "pair"),
     "dominant_usage_segment": ("mean over heads of the pair of largest usage, by segment", "pair"),
+    "profile": ("mean pre-softmax score by distance", "1"),
+    "pair_profile": ("what a rotary pair adds to the mean pre-softmax score, by distance", "1"),
+    "power": ("power spectrum of the profile", "1"),
+    "frequency": ("frequency of a bin of the spectrum", "rad/token"),
+    "purity": ("share of a pair's power near its own frequency", "1"),
+    "tone_r2": ("R² of the fit of a pair's profile by its own frequency", "1"),
+    "resolvable": ("the pair turns at least twice within the distances", "1"),
+    "damage": ("1 - usage-weighted mean purity of the resolvable pairs", "1"),
+    "power_below_floor": ("share of the squared profiles in pairs below the floor", "1"),
+    "weight_profile": ("mean attention weight by distance", "1"),
+    "weight_power": ("power spectrum of the mean attention weight", "1"),
+    "leakage": ("share of power away from the injected tone", "1"),
+    "leakage_none": ("share of power away from that tone without injection", "1"),
+    "leakage_tone": ("share of a pure tone's power that the window lets out", "1"),
+    "excess": ("leakage with injection minus leakage without", "1"),
+    "carried": ("power near the injected tone, own rotation taken back, with injection over without", "1"),
+    "carried_elsewhere": ("the same ratio of the power at all other frequencies", "1"),
+    "power_injected": ("power spectrum of the profile under injection", "1"),
+    "power_unrotated": ("power spectrum of the profile, own rotation taken back", "1"),
+    "power_unrotated_injected": ("power spectrum under injection, own rotation taken back", "1"),
     "inv_freq": ("effective angular frequency", "rad/token"),
     "wavelength": ("tokens per turn", "tokens"),
 }
+SUFFIXES = {"_se": "standard error over segments", "_ablated": "with a part taken out of the layers before"}
 
 
 def layer_coordinates(layers: list[RotaryLayer]) -> dict:
@@ -71,11 +93,23 @@ def layer_coordinates(layers: list[RotaryLayer]) -> dict:
     }
 
 
+def _words(name: str) -> tuple[str, str] | None:
+    """Long name and unit of a variable; a suffix adds its own words."""
+    if name in VARIABLES:
+        return VARIABLES[name]
+    for suffix, words in SUFFIXES.items():
+        known = _words(name.removesuffix(suffix)) if name.endswith(suffix) else None
+        if known:
+            return f"{known[0]}, {words}", known[1]
+    return None
+
+
 def describe(ds: xr.Dataset) -> xr.Dataset:
     """Give every variable its long name and unit."""
-    for name in [*ds.data_vars, "inv_freq", "wavelength"]:
-        if name in ds and name in VARIABLES:
-            ds[name].attrs.update(long_name=VARIABLES[name][0], units=VARIABLES[name][1])
+    for name in ds.variables:
+        words = _words(str(name))
+        if words:
+            ds[name].attrs.update(long_name=words[0], units=words[1])
     return ds
 
 
@@ -117,27 +151,33 @@ def check_writable(path) -> None:
     path = Path(path)
     if path.is_dir():
         raise ProbeError(f"{path} is a folder: give the file to write.")
+    if path.exists() and not path.is_file():
+        raise ProbeError(f"{path} is not a regular file: give another name.")
     if not path.parent.is_dir():
-        raise ProbeError(f"cannot write {path}: the folder {path.parent} does not exist.")
+        raise ProbeError(
+            f"cannot write {path}: the folder {path.parent} does not exist; make it, or give another name."
+        )
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-"):
             pass
     except OSError as error:
-        raise ProbeError(f"cannot write {path}: {error.strerror}.") from None
+        raise ProbeError(f"cannot write {path}: {error.strerror}; give another name.") from None
 
 
 def save(ds: xr.Dataset, path) -> Path:
     """Write a result to exactly this file (netCDF4), atomically: the old file stays until the new one is whole."""
     path = Path(path)
-    handle, scratch = -1, ""
+    whole = io.BytesIO()  # HDF5 on a full disk leaves handles behind that complain for as long as they live
+    ds.to_netcdf(whole, engine="h5netcdf")
+    scratch = ""
     try:
         handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".part")
-        os.close(handle)
-        ds.to_netcdf(scratch, engine="h5netcdf")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(whole.getbuffer())
         os.chmod(scratch, 0o666 & ~_umask())
         os.replace(scratch, path)
     except OSError as error:
-        raise ProbeError(f"cannot write {path}: {error.strerror or error}.") from None
+        raise ProbeError(f"cannot write {path}: {error.strerror}; free space or give another name.") from error
     finally:
         if scratch and os.path.exists(scratch):
             os.unlink(scratch)
@@ -159,16 +199,19 @@ def load(path) -> xr.Dataset:
         The file is missing, is not a result of this tool, or was written by a newer version.
     """
     if not Path(path).is_file():
-        raise ProbeError(f"no result file at {path}.")
+        raise ProbeError(f"there is no result file {path}: check the path.")
     try:
         with xr.open_dataset(path, engine="h5netcdf") as stored:
             ds = stored.load()
     except Exception as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise ProbeError(f"{path} is not a result file ({reason}): give a .nc file that rope-probe wrote.") from None
+        raise ProbeError(
+            f"{path} is not a result file ({first_words(error, 120)}): give a .nc file that rope-probe wrote."
+        ) from None
     if "analysis" not in ds.attrs or "schema" not in ds.attrs:
-        raise ProbeError(f"{path} was not written by rope-probe (it names no analysis).")
-    if int(ds.attrs["schema"]) > SCHEMA:
+        raise ProbeError(
+            f"{path} was not written by rope-probe (it names no analysis): give a .nc file that rope-probe wrote."
+        )
+    if not isinstance(ds.attrs["schema"], (int, np.integer)) or ds.attrs["schema"] > SCHEMA:
         raise ProbeError(
             f"{path} has schema {ds.attrs['schema']}, newer than this version reads ({SCHEMA}): update rope-probe."
         )

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from .errors import ProbeError
-from .guards import rotates_by_guard
+from .guards import deinterleaves, rotates_by_guard
+from .modules import advance, attention_modules, rotary_modules
 
 # Families whose rotation cannot be recognised from a `rotate_half` in their modelling file:
 # model_type -> (layout of the checkpoint, layout of the vectors that attention receives).
@@ -25,7 +26,6 @@ LAYOUTS = {
     "codegen": ("interleaved", "interleaved"),
     "llama4_text": ("interleaved", "interleaved"),
     "deepseek_v2": ("interleaved", "interleaved"),
-    "longcat_flash": ("interleaved", "half"),
 }
 
 
@@ -111,6 +111,7 @@ class Geometry:
     claimed_length: int
     layers: tuple[RotaryLayer, ...]
     config: object = field(repr=False, default=None)
+    raw: dict = field(repr=False, default_factory=dict)
 
     def kinds(self) -> list[list[RotaryLayer]]:
         """Layers grouped by kind, in order of first appearance."""
@@ -123,37 +124,6 @@ class Geometry:
 # -- reading a decoder ---------------------------------------------------------------------------
 
 
-def attention_modules(decoder) -> dict[int, torch.nn.Module]:
-    """Attention module of each layer index (the outermost one, vision towers left out)."""
-    found: dict[int, torch.nn.Module] = {}
-    for name, module in decoder.named_modules():
-        index = getattr(module, "layer_idx", None)
-        if isinstance(index, int) and "attention" in type(module).__name__.lower() and "vision" not in name:
-            found.setdefault(index, module)
-    return dict(sorted(found.items()))
-
-
-def decoder_layers(decoder) -> dict[int, torch.nn.Module]:
-    """Decoder layer (the residual block) of each layer index."""
-    names = {id(module): name for name, module in decoder.named_modules()}
-    layers = {}
-    for index, module in attention_modules(decoder).items():
-        parts = names[id(module)].split(".")
-        if str(index) in parts:
-            layers[index] = decoder.get_submodule(".".join(parts[: parts.index(str(index)) + 1]))
-    return layers
-
-
-def _is_rotary(module) -> bool:
-    names = {name for name, _ in module.named_buffers(recurse=False)}
-    return any(name == "embed_positions" or name.endswith("inv_freq") for name in names)
-
-
-def rotary_modules(decoder) -> dict[str, torch.nn.Module]:
-    """Rotary modules by name: those whose own buffers hold inverse frequencies or a sin/cos table."""
-    return {name: m for name, m in decoder.named_modules() if "vision" not in name and _is_rotary(m)}
-
-
 def _materialise(module, config):
     """A copy of a rotary module on the CPU; one built on the meta device is built again for real."""
     if any(buffer.is_meta for buffer in module.buffers()):
@@ -161,29 +131,22 @@ def _materialise(module, config):
     return copy.deepcopy(module).to("cpu")
 
 
-def _advance(module, layer_type: str | None, length: int) -> None:
-    """Let the module update its own frequencies (LongRoPE, dynamic NTK) for `length` tokens."""
-    rope_type = getattr(module, "rope_type", None)
-    kind = rope_type.get(layer_type) if isinstance(rope_type, dict) else rope_type
-    if kind is None or not ("dynamic" in str(kind) or kind == "longrope"):
-        return
-    position = torch.tensor([[length - 1]])
-    args = (torch.zeros(1), position, layer_type) if isinstance(rope_type, dict) else (torch.zeros(1), position)
-    with torch.no_grad():
-        module(*args)
-
-
 def _frequencies(module, layer_type: str, length: int) -> tuple[torch.Tensor, float]:
     """Inverse frequencies in force at `length` tokens, and the factor on cos and sin."""
     if hasattr(module, f"{layer_type}_inv_freq"):
-        _advance(module, layer_type, length)
+        advance(module, layer_type, length)
         scaling = getattr(module, f"{layer_type}_attention_scaling", 1.0)
         return getattr(module, f"{layer_type}_inv_freq"), float(scaling)
     if hasattr(module, "inv_freq"):
-        _advance(module, None, length)
+        advance(module, None, length)
         scaling = getattr(module, "attention_scaling", 1.0)
         return module.inv_freq, float(scaling)
     if hasattr(module, "embed_positions"):  # a table [position, sin | cos]: its row 1 holds the angles
+        if length > len(module.embed_positions):
+            raise ProbeError(
+                f"this model looks its angles up in a table of {len(module.embed_positions)} positions, "
+                f"too few for {length} tokens: use a shorter --length."
+            )
         sin, cos = module.embed_positions[1].double().chunk(2)
         return torch.atan2(sin, cos).float(), 1.0
     raise ProbeError(
@@ -207,6 +170,8 @@ def _check_frequencies(inv_freq: torch.Tensor, layer: int, rope_type: str) -> np
         wrong = "negative or all zero"
     elif (np.diff(values) > 0).any():
         wrong = "increasing"
+    elif not 1e-3 <= values[0] <= 2:  # 1, or 1 over a scaling factor
+        wrong = "not about 1 for the fastest pair"
     elif rope_type != "proportional" and (values == 0).any():
         wrong = "zero in some pairs"
     if wrong:
@@ -222,7 +187,7 @@ def _layout(module, config) -> tuple[str, str]:
     """Pair layout in the checkpoint and after rotation, from the family or its own `rotate_half`."""
     if config.model_type in LAYOUTS:
         return LAYOUTS[config.model_type]
-    if getattr(config, "rope_interleave", False):  # DeepSeek-V3: de-interleaved just before rotating
+    if deinterleaves(module):
         return "interleaved", "half"
     rotate = getattr(sys.modules.get(type(module).__module__), "rotate_half", None)
     if rotate is not None:
@@ -267,8 +232,10 @@ def _per_layer(config, index: int, attribute: str):
 def _heads(config, module, index: int) -> tuple[int, int, int]:
     """(query heads, key heads, query head width) of a layer."""
     heads = int(config.num_attention_heads)
-    groups = getattr(module, "num_key_value_groups", None)
-    if isinstance(groups, int) and groups > 0 and heads % groups == 0:
+    groups, own = getattr(module, "num_key_value_groups", None), getattr(module, "num_kv_heads", None)
+    if isinstance(own, int) and own > 0:
+        kv = own
+    elif isinstance(groups, int) and groups > 0 and heads % groups == 0:
         kv = heads // groups
     else:
         kv = _per_layer(config, index, "num_key_value_heads") or heads
@@ -326,7 +293,7 @@ def read_geometry(decoder, length: int | None = None) -> Geometry:
     return Geometry(
         model_type=config.model_type,
         heads=int(config.num_attention_heads),
-        kv_heads=int(_per_layer(config, 0, "num_key_value_heads") or config.num_attention_heads),
+        kv_heads=_heads(config, *next((module, index) for index, module in attention.items()))[1],
         claimed_length=int(getattr(config, "max_position_embeddings", 0) or 0),
         layers=tuple(layers),
         config=config,
@@ -378,8 +345,12 @@ def _refuse_odd(config, parameters, rope_type, head_dim, rotary_dim, index) -> N
     factor = parameters.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     declared = int(head_dim * factor) if factor and rope_type != "proportional" else None
     odd = declared if declared is not None and declared % 2 else None
-    if rotary_dim > head_dim:
-        odd = rotary_dim - 1
+    if rotary_dim > head_dim + 1:
+        raise ProbeError(
+            f"layer {index} would rotate {rotary_dim} channels of heads that have {head_dim}: check the config."
+        )
+    if rotary_dim > head_dim:  # an odd head: its last pair is one channel short
+        odd = head_dim
     if odd:
         raise ProbeError(
             f"layer {index} would rotate {odd} of {head_dim} channels, but channels rotate in pairs: "

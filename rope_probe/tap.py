@@ -17,7 +17,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from .errors import ProbeError
-from .rotary import attention_modules, decoder_layers
+from .modules import attention_modules, decoder_layers, forget_lengths, remember_frequencies
 
 
 @dataclass
@@ -126,9 +126,10 @@ class Tap:
     def __enter__(self) -> Tap:
         configs = {id(c): c for m in self.decoder.modules() if (c := getattr(m, "config", None)) is not None}
         self._restore = [(c, getattr(c, "_attn_implementation_internal", None)) for c in configs.values()]
+        watched = {name: _register(name) for _, name in self._restore if name and not name.startswith("rope_probe_")}
+        self._put_back = remember_frequencies(self.decoder)
         for config, original in self._restore:
-            if original is not None and not original.startswith("rope_probe_"):
-                config._attn_implementation_internal = _register(original)
+            config._attn_implementation_internal = watched.get(original, original)
         for key in self.modules:
             _WATCHED.setdefault(key, []).append(self)
         if self._hidden is not None:
@@ -145,6 +146,7 @@ class Tap:
     def __exit__(self, *exc) -> None:
         for config, original in self._restore:
             config._attn_implementation_internal = original
+        self._put_back()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -180,7 +182,8 @@ class Tap:
         return (q, k) if changed is None else changed
 
     def run(self, tokens: torch.Tensor, **kwargs) -> None:
-        """One forward pass of the decoder (no cache, no logits) under the open tap."""
+        """One forward pass of the decoder (no cache, no logits) under the open tap, whatever ran before it."""
+        forget_lengths(self.decoder)
         with torch.inference_mode():
             try:
                 self.decoder(input_ids=tokens, use_cache=False, **kwargs)

@@ -94,7 +94,7 @@ def verified_geometry(decoder, length: int) -> Geometry:
     Raises
     ------
     ProbeError
-        A layer's rotation is not the one its frequencies and layout describe.
+        A layer's rotation is not the one its frequencies and layout describe, or its q or k are not finite.
     """
     positions = sorted({1, max(1, length - 1)})
     declared = read_geometry(decoder, length)
@@ -105,6 +105,10 @@ def verified_geometry(decoder, length: int) -> Geometry:
         if layer.layer not in origin:  # linear attention, state space layers
             continue
         layer = _shapes(layer, origin[layer.layer])
+        for shot in (origin, *shots):
+            for side, x in (("q", shot[layer.layer].q), ("k", shot[layer.layer].k)):
+                if not torch.isfinite(x).all():
+                    raise not_finite(side, layer.layer)
         candidates = [layer]
         if layer.rotates:
             other = "half" if layer.layout_rotated == "interleaved" else "interleaved"
@@ -133,10 +137,24 @@ def verified_geometry(decoder, length: int) -> Geometry:
     return replace(declared, layers=tuple(layers))
 
 
+def not_finite(side: str, layer: int) -> ProbeError:
+    """The refusal of infinities and NaN in the q, k or v of a layer."""
+    what = {"q": "queries", "k": "keys", "v": "values"}[side]
+    return ProbeError(
+        f"the {what} of layer {layer} are not finite: use --dtype float32 or bfloat16, or check the weights."
+    )
+
+
 def _still(layer: RotaryLayer) -> RotaryLayer:
     """The layer, known not to rotate."""
     return replace(
-        layer, rotates=False, rope_type="none", inv_freq=layer.inv_freq[:0], rotary_dim=0, offset=0, attention_scaling=1.0
+        layer,
+        rotates=False,
+        rope_type="none",
+        inv_freq=layer.inv_freq[:0],
+        rotary_dim=0,
+        offset=0,
+        attention_scaling=1.0,
     )
 
 

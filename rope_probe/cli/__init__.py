@@ -1,14 +1,56 @@
 """`rope-probe COMMAND MODEL [options]`: one thin file per command, nothing heavy imported before it runs."""
 
+import functools
 import os
 import sys
 import warnings
 
 import typer
 
-from ..errors import ProbeError, ProbeWarning
+from ..errors import ProbeError, ProbeWarning, UsageError, first_words
 from .bands import bands
+from .bound import bound
+from .inspect import inspect
 from .show import show
+
+
+def _guarded(command):
+    """The command, with every foreseen failure one sentence on standard error: exit code 1, or 2 for wrong arguments."""
+
+    @functools.wraps(command)
+    def run(*args, **kwargs):
+        try:
+            return command(*args, **kwargs)
+        except (typer.Exit, typer.Abort):
+            raise
+        except typer.BadParameter as error:
+            _fail(error, error.format_message(), code=2)
+        except ProbeError as error:
+            _fail(error, str(error), code=2 if isinstance(error, UsageError) else 1)
+        except KeyboardInterrupt as error:
+            _fail(error, "interrupted before the end; nothing more was written.")
+        except MemoryError as error:
+            _fail(error, "out of memory: use a smaller --batch or --length, or --dtype bfloat16.")
+        except BrokenPipeError:  # `rope-probe … | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        except Exception as error:
+            if "out of memory" in str(error):
+                _fail(error, "out of device memory: use a smaller --batch or --length, or --dtype bfloat16.")
+            _fail(
+                error,
+                f"unexpected {type(error).__name__}: {first_words(error, 300)} (run again with `rope-probe --debug …`).",
+            )
+
+    return run
+
+
+def _fail(error: BaseException, sentence: str, code: int = 1) -> None:
+    if os.environ.get("ROPE_PROBE_DEBUG"):
+        raise error
+    print(f"rope-probe: {sentence}", file=sys.stderr)
+    sys.exit(code)
+
 
 app = typer.Typer(
     name="rope-probe",
@@ -19,8 +61,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (bands, show):
-    app.command()(command)
+for command in (bands, inspect, bound, show):
+    app.command()(_guarded(command))
 
 
 @app.callback(epilog="Start here:  rope-probe bands demo:smollm2 --figure band.png")
@@ -43,31 +85,6 @@ def _show_warning(message, category, *_args, **_kwargs) -> None:
 
 
 def main() -> None:
-    """Entry point: every foreseen failure is one sentence on standard error and exit code 1."""
+    """Entry point."""
     warnings.showwarning = _show_warning
-    try:
-        app()
-    except ProbeError as error:
-        _fail(error, str(error))
-    except KeyboardInterrupt:
-        print("interrupted before anything was measured.", file=sys.stderr)
-        sys.exit(1)
-    except MemoryError as error:
-        _fail(error, "out of memory: use a smaller --batch or --length, or --dtype bfloat16.")
-    except BrokenPipeError:  # `rope-probe … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except Exception as error:
-        if "out of memory" in str(error):
-            _fail(error, "out of device memory: use a smaller --batch or --length, or --dtype bfloat16.")
-        _fail(
-            error,
-            f"unexpected {type(error).__name__}: {str(error).strip()[:300]} (run again with `rope-probe --debug …`).",
-        )
-
-
-def _fail(error: BaseException, sentence: str) -> None:
-    if os.environ.get("ROPE_PROBE_DEBUG"):
-        raise error
-    print(f"rope-probe: {sentence}", file=sys.stderr)
-    sys.exit(1)
+    app()

@@ -43,7 +43,8 @@ def bands(
     chosen = common.parse_layers(layers)
     formed = common.parse_numbers(formation, "--formation", ("base", "length"))
     drawing = common.figure_path(figure)
-    path = common.output_path(output, "bands", model)
+    path = common.output_path(output, "bands", model, drawing)
+    common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
     ckpt = common.open_model(
         model,
         revision=revision,
@@ -53,7 +54,6 @@ def bands(
         trust_remote_code=trust_remote_code,
     )
     from ..probes.bands import bands as measure
-    from ..results import save
     from .show import present
 
     with common.Progress(length) as progress:
@@ -70,5 +70,6 @@ def bands(
             formation=formed,
             progress=progress,
         )
-    save(ds, path)
+    common.store(ds, path)
     present(ds, path, drawing, json)
+    common.check_whole(ds, path)

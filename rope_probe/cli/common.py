@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from ..errors import ProbeError
+from ..errors import ProbeError, UsageError
 
 
 def parse_layers(text: str | None) -> list[int] | None:
@@ -32,7 +32,7 @@ def parse_layers(text: str | None) -> list[int] | None:
 
 
 def parse_numbers(text: str | None, option: str, known: tuple[str, ...]) -> dict[str, float] | None:
-    """`base=1e4,length=4096` -> {'base': 10000.0, 'length': 4096}."""
+    """`base=1e4,length=4096` -> {'base': 10000.0, 'length': 4096}; every number above 1."""
     if text is None:
         return None
     found = {}
@@ -43,9 +43,10 @@ def parse_numbers(text: str | None, option: str, known: tuple[str, ...]) -> dict
             number = float(value)
         except ValueError:
             number = math.nan
-        if key not in known or not math.isfinite(number):
+        if key not in known or not 1 < number < math.inf:
             raise typer.BadParameter(
-                f"{part!r} is not one of {', '.join(f'{name}=NUMBER' for name in known)}.", param_hint=option
+                f"{part!r} is not one of {', '.join(f'{name}=NUMBER' for name in known)} with a number above 1.",
+                param_hint=option,
             )
         found[key] = int(number) if key == "length" else number
     return found
@@ -142,7 +143,14 @@ def display_name(ds) -> str:
     return name or Path(str(ds.attrs["model"])).name
 
 
-def output_path(output: str | None, analysis: str, model: str) -> Path:
+def check_sources(**sources) -> None:
+    """Refuse a text or token file that cannot be read, before the model is opened for it."""
+    from ..texts import check_sources
+
+    check_sources(**sources)
+
+
+def output_path(output: str | None, analysis: str, model: str, figure: Path | None = None) -> Path:
     """Where the result goes, checked before the run: exactly `output`, or a free name here."""
     from ..results import check_writable
 
@@ -156,7 +164,35 @@ def output_path(output: str | None, analysis: str, model: str) -> Path:
     else:
         path = Path(output)
     check_writable(path)
+    if path.is_file() and path.stat().st_size and path.open("rb").read(4) != b"\x89HDF":
+        raise ProbeError(f"{path} exists and is not a result file: give another name, or remove it first.")
+    if figure is not None and figure.resolve() == path.resolve():
+        raise UsageError(f"--output and --figure are both {path}: give two names.")
     return path
+
+
+def store(ds, path: Path) -> None:
+    """Save a result; where that fails, save it in the temporary folder, so that the run is not lost."""
+    import tempfile
+
+    from ..results import save
+
+    try:
+        save(ds, path)
+    except ProbeError as error:
+        refuge = Path(tempfile.mkdtemp(prefix="rope-probe-")) / path.name
+        try:
+            save(ds, refuge)
+        except ProbeError:
+            refuge.parent.rmdir()
+            raise error from None
+        raise ProbeError(f"{error} The result is in {refuge}.") from error
+
+
+def check_whole(ds, path: Path) -> None:
+    """End a run that was cut short as one that did not do what was asked."""
+    if ds.attrs["partial"]:
+        raise ProbeError(f"stopped after {ds.attrs['segments']} segments; {path} holds what was measured.")
 
 
 def print_json(values: dict) -> None:
@@ -182,6 +218,6 @@ def figure_path(figure: str | None) -> Path | None:
 
     path = Path(figure)
     if path.suffix.lower() not in (".pdf", ".png", ".svg"):
-        raise ProbeError(f"--figure {figure}: the name must end in .pdf, .png or .svg.")
+        raise UsageError(f"--figure is {figure}: the name must end in .pdf, .png or .svg.")
     check_writable(path)
     return path

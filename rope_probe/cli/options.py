@@ -19,9 +19,9 @@ Tokens = Annotated[
     str | None,
     typer.Option("--tokens", metavar="FILE.npy", help="Integer token ids [segments, length]; no tokenizer needed."),
 ]
-Segments = Annotated[int | None, typer.Option("--segments", metavar="N", help="Segments to read (default 16).", min=1)]
-Length = Annotated[int | None, typer.Option("--length", metavar="T", help="Tokens per segment (default 1024).", min=1)]
-Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Segments per forward pass.", min=1)]
+Segments = Annotated[int | None, typer.Option("--segments", metavar="N", help="Segments to read (default 16).")]
+Length = Annotated[int | None, typer.Option("--length", metavar="T", help="Tokens per segment (default 1024).")]
+Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Segments per forward pass.")]
 Layers = Annotated[str | None, typer.Option("--layers", metavar="0-3,10", help="Only these layers.")]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16 or float16 (default: the checkpoint's own).")

@@ -30,8 +30,8 @@ def present(ds, path: Path, figure: Path | None, as_json: bool) -> None:
     from . import common
 
     values = summary(ds)
-    drawn = _draw(ds, figure) if figure else []
     if as_json:
+        drawn = _draw(ds, figure) if figure else []
         common.print_json(values | {"output": str(path), "figures": [str(p) for p in drawn]})
         return
     from importlib import import_module
@@ -39,7 +39,7 @@ def present(ds, path: Path, figure: Path | None, as_json: bool) -> None:
     table = import_module(f"rope_probe.cli.tables.{ds.attrs['analysis']}")
     table.render(ds, values)
     print(f"\nresult   {path}")
-    for drawing in drawn:
+    for drawing in _draw(ds, figure) if figure else []:
         print(f"figure   {drawing}")
 
 

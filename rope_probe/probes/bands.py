@@ -6,7 +6,9 @@ Sources: Oka et al. (frequency bands: dominant pair, i_band), Barbero et al., ar
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,12 +17,12 @@ import xarray as xr
 from .. import results
 from ..accumulate import Moments
 from ..checkpoints import Checkpoint
-from ..errors import ProbeError
+from ..errors import ProbeError, ProbeWarning, UsageError
 from ..rotary import RotaryLayer, with_formation
 from ..tap import Call, Tap, read
-from ..texts import segments_for
-from ..verify import to_pairs
-from .common import choose_layers, default_batch
+from ..texts import check_sources, segments_for
+from ..verify import not_finite, to_pairs
+from .common import choose_layers, default_batch, uninterrupted
 
 
 def pair_power(x: torch.Tensor, layer: RotaryLayer) -> torch.Tensor:
@@ -64,7 +66,7 @@ def _block(power: torch.Tensor, rotating: int) -> dict[str, torch.Tensor]:
     counts = torch.zeros(mean.shape, dtype=torch.float32, device=power.device)
     counts.scatter_add_(2, top, torch.ones_like(top, dtype=torch.float32))
     return {
-        "first": norm[:, :, 0],
+        "first": norm[:, :, 0].clone(),  # a view would keep the norms of every token alive
         "mean": mean,
         "m2": (rest - mean[:, :, None]).square_().sum(2),
         "top": counts,
@@ -128,10 +130,7 @@ class _Bands:
         self._pending.clear()
         for (index, side, _), values in blocks.items():
             if not np.isfinite(values).all():
-                what = {"q": "queries", "k": "keys", "v": "values"}[side]
-                raise ProbeError(
-                    f"the {what} of layer {index} are not finite: use --dtype float32 or bfloat16, or check the weights."
-                )
+                raise not_finite(side, index)
         for segment in range(segments):
             self._merge_segment(blocks, segment, length)
 
@@ -267,17 +266,19 @@ def bands(
     Dataset
         ``q_norm[layer, head, pair]``, ``k_norm[layer, kv_head, pair]`` (mean over tokens, first position left
         out), their ``_std`` and ``_first``, ``q_top``, ``k_top`` (tokens), ``usage`` and provenance.
-        After an interrupt: what was measured until then, with attribute ``partial`` = 1.
+        After an interrupt, or a failure in a later batch (with a warning): what was measured until then, with
+        attribute ``partial`` = 1.
 
     Raises
     ------
     ProbeError
         The model or the tokens cannot be read; activations are not finite.
     """
+    check_sources(batch=batch)
     chosen = segments_for(ckpt, text=text, dataset=dataset, tokens=tokens, segments=segments, length=length)
     count, size = chosen.ids.shape
     if size < 2:
-        raise ProbeError("segments of 1 token hold nothing but the first position, which is kept apart: use 2 or more.")
+        raise UsageError("segments of 1 token hold nothing but the first position, which is kept apart: use 2 or more.")
     geometry = ckpt.geometry(size)
     selected = choose_layers(geometry, layers)
     if not any(layer.rotates for layer in selected):
@@ -285,26 +286,27 @@ def bands(
     observer = _Bands(selected, control)
     batch = batch or default_batch(ckpt.device, size)
     done = 0
-    partial = False
     try:
         with Tap(ckpt.decoder, observer, layers=observer.layers, stop=True) as tap:
             for start, stop in read(tap, chosen.ids, batch):
-                observer.commit(stop - start, size)
-                done = stop
+                with uninterrupted():
+                    observer.commit(stop - start, size)
+                    done = stop
                 if progress:
                     progress(done, count)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError) as error:
         if not done:
             raise
-        partial = True
+        if not isinstance(error, KeyboardInterrupt):
+            warnings.warn(f"stopped after {done} of {count} segments: {error}", ProbeWarning, stacklevel=2)
     formed = [with_formation(layer, **_formation(formation)) for layer in selected]
     ds = xr.Dataset(observer.variables(), coords=results.layer_coordinates(formed))
     ds["formation_base"] = ("layer", [layer.base for layer in formed])
     ds = ds.set_coords("formation_base")
     ds["base"] = ("layer", [layer.base for layer in selected])
     options = {"control": control, "formation": formation or {}, "layers": sorted(observer.layers), "batch": batch}
-    ds.attrs = results.provenance(ckpt, geometry, chosen, "bands", options, partial=partial)
-    ds.attrs["segments"] = done
+    read_so_far = replace(chosen, ids=chosen.ids[:done])
+    ds.attrs = results.provenance(ckpt, geometry, read_so_far, "bands", options, partial=done < count)
     return results.describe(ds)
 
 
@@ -312,8 +314,8 @@ def _formation(formation: dict | None) -> dict:
     formation = dict(formation or {})
     unknown = set(formation) - {"base", "length"}
     if unknown:
-        raise ProbeError(f"--formation knows base and length, not {sorted(unknown)[0]!r}.")
+        raise UsageError(f"--formation knows base and length, not {sorted(unknown)[0]!r}.")
     for key, value in formation.items():
         if not value > 1:
-            raise ProbeError(f"--formation {key} is {value}: give a number above 1.")
+            raise UsageError(f"--formation {key} is {value}: give a number above 1.")
     return {"base": formation.get("base"), "length": formation.get("length")}

@@ -1,6 +1,10 @@
-"""What every probe does before it reads: choose layers, choose a batch."""
+"""What every probe does around its reading: choose layers, choose a batch, keep an interrupt from splitting a batch."""
 
 from __future__ import annotations
+
+import contextlib
+import signal
+import threading
 
 from ..errors import ProbeError
 from ..rotary import Geometry, RotaryLayer
@@ -20,3 +24,19 @@ def choose_layers(geometry: Geometry, layers) -> list[RotaryLayer]:
 def default_batch(device: str, length: int) -> int:
     """Segments per forward pass: a few thousand tokens fill a CPU, more a GPU."""
     return max(1, (2048 if device == "cpu" else 16384) // length)
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """Ctrl-C waits until the block is done, so that statistics are never left half merged."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals arrive in the main thread only
+        return
+    arrived = []
+    previous = signal.signal(signal.SIGINT, lambda *args: arrived.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
+        if arrived and callable(previous):
+            previous(*arrived[0])

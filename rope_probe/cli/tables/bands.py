@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from ...words import amount, base, ranges, tokens
 from ..common import display_name
-from .words import amount, base, ranges, tokens
 
 RULE_NAMES = {
     "variance": "variance (j*)",
