@@ -54,6 +54,7 @@ VARIABLES = {
     "excess": ("leakage with injection minus leakage without", "1"),
     "carried": ("power near the injected tone, own rotation taken back, with injection over without", "1"),
     "carried_elsewhere": ("the same ratio of the power at all other frequencies", "1"),
+    "selectivity": ("carried near the tone over carried elsewhere", "1"),
     "power_injected": ("power spectrum of the profile under injection", "1"),
     "power_unrotated": ("power spectrum of the profile, own rotation taken back", "1"),
     "power_unrotated_injected": ("power spectrum under injection, own rotation taken back", "1"),

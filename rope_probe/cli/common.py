@@ -13,7 +13,7 @@ import typer
 from ..errors import ProbeError, UsageError
 
 
-def parse_layers(text: str | None) -> list[int] | None:
+def parse_layers(text: str | None, option: str = "--layers", noun: str = "layers") -> list[int] | None:
     """`0-3,10` -> [0, 1, 2, 3, 10]."""
     if text is None:
         return None
@@ -21,11 +21,11 @@ def parse_layers(text: str | None) -> list[int] | None:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", part)
         if not match:
-            raise typer.BadParameter(f"{text!r} is not a list of layers: write it like 0-3,10.", param_hint="--layers")
+            raise typer.BadParameter(f"{text!r} is not a list of {noun}: write it like 0-3,10.", param_hint=option)
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise typer.BadParameter(
-                f"the range {part.strip()} runs backwards: write {last}-{first}.", param_hint="--layers"
+                f"the range {part.strip()} runs backwards: write {last}-{first}.", param_hint=option
             )
         found.update(range(first, last + 1))
     return sorted(found)
@@ -97,7 +97,7 @@ class Progress:
         if not self.announced:
             self.announced = True
             expected = elapsed * total / done
-            if expected > 30:
+            if expected > 30 and done < total:
                 print(
                     f"about {_duration(expected)} for {total} segments, {_peak_memory():.1f} GB of memory in use",
                     file=sys.stderr,
@@ -164,8 +164,10 @@ def output_path(output: str | None, analysis: str, model: str, figure: Path | No
     else:
         path = Path(output)
     check_writable(path)
-    if path.is_file() and path.stat().st_size and path.open("rb").read(4) != b"\x89HDF":
-        raise ProbeError(f"{path} exists and is not a result file: give another name, or remove it first.")
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as stream:
+            if stream.read(4) != b"\x89HDF":
+                raise ProbeError(f"{path} exists and is not a result file: give another name, or remove it first.")
     if figure is not None and figure.resolve() == path.resolve():
         raise UsageError(f"--output and --figure are both {path}: give two names.")
     return path
@@ -180,11 +182,9 @@ def store(ds, path: Path) -> None:
     try:
         save(ds, path)
     except ProbeError as error:
-        refuge = Path(tempfile.mkdtemp(prefix="rope-probe-")) / path.name
         try:
-            save(ds, refuge)
-        except ProbeError:
-            refuge.parent.rmdir()
+            refuge = save(ds, Path(tempfile.mkdtemp(prefix="rope-probe-")) / path.name)
+        except (ProbeError, OSError):
             raise error from None
         raise ProbeError(f"{error} The result is in {refuge}.") from error
 

@@ -10,7 +10,16 @@ from .bound import bound, smallest_bases
 from .inspect import inspect
 from .style import save_figure
 
-__all__ = ["FIGURES", "bands_heads", "bands_layers", "bands_profile", "bound", "inspect", "save_figure", "smallest_bases"]
+__all__ = [
+    "FIGURES",
+    "bands_heads",
+    "bands_layers",
+    "bands_profile",
+    "bound",
+    "inspect",
+    "save_figure",
+    "smallest_bases",
+]
 
 #: analysis -> its figures by short name, the main one first; each takes the result alone
 FIGURES = {"bands": {"profile": bands_profile, "layers": bands_layers, "heads": bands_heads}}

@@ -18,7 +18,7 @@ def _new_axes(caption: str, legend_lines: int):
     strip = _LINE * len(lines) + 0.14
     height = _HEIGHT + _LINE * legend_lines
     total = height + strip
-    figure = style._new_figure((_WIDTH, total))
+    figure = style.blank_figure((_WIDTH, total))
     figure.get_layout_engine().set(rect=(0, strip / total, 1, height / total))
     figure.text(0.06 / _WIDTH, (strip - 0.08) / total, "\n".join(lines), fontsize=7, va="top", linespacing=1.25)
     return figure.subplots()

@@ -191,13 +191,13 @@ def new_axes(panels, height: float, layer_kinds: list[Kind], caption: str, group
     height += 0.21 * (len(_rulers(layer_kinds)) - 1)
     strip, head = _LINE * len(lines) + 0.14, _legend_height(groups) + 0.05
     total = head + height + strip
-    figure = _new_figure((width, total))
+    figure = blank_figure((width, total))
     figure.get_layout_engine().set(rect=(0, strip / total, 1, height / total))
     figure.text(0.06 / width, (strip - 0.08) / total, "\n".join(lines), fontsize=7, va="top", linespacing=1.25)
     return list(figure.subplots(1, len(panels), squeeze=False)[0])
 
 
-def _new_figure(size):
+def blank_figure(size):
     try:
         import matplotlib.pyplot as plt
 

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 
-from ..errors import ProbeError
+from ..errors import ProbeError, UsageError
 from ..rotary import Geometry, RotaryLayer
 
 
@@ -15,9 +15,10 @@ def choose_layers(geometry: Geometry, layers) -> list[RotaryLayer]:
     if layers is None:
         return list(geometry.layers)
     wanted, known = set(layers), {layer.layer for layer in geometry.layers}
-    if not wanted or wanted - known:
-        missing = min(wanted - known, default=None)
-        raise ProbeError(f"there is no layer {missing}: the model has layers {min(known)} to {max(known)}.")
+    if not wanted:
+        raise UsageError("layers names no layer: name some, or leave it out for all.")
+    if wanted - known:
+        raise ProbeError(f"there is no layer {min(wanted - known)}: the model has layers {min(known)} to {max(known)}.")
     return [layer for layer in geometry.layers if layer.layer in wanted]
 
 
