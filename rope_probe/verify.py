@@ -35,6 +35,13 @@ def to_pairs(x: torch.Tensor, layer: RotaryLayer) -> tuple[torch.Tensor, torch.T
     return x[..., 0::2], x[..., 1::2]
 
 
+def pair_channels(layer: RotaryLayer, pair: int) -> list[int]:
+    """The two channels of a head, as attention receives it, that hold a rotary pair."""
+    if layer.layout_rotated == "half":
+        return [layer.offset + pair, layer.offset + layer.pairs + pair]
+    return [layer.offset + 2 * pair, layer.offset + 2 * pair + 1]
+
+
 def rotate(x: torch.Tensor, layer: RotaryLayer, positions: torch.Tensor, inverse: bool = False) -> torch.Tensor:
     """Rotate (or un-rotate) the rotary channels of q or k by the layer's own angles.
 

@@ -22,13 +22,14 @@ Tokens = Annotated[
 Segments = Annotated[int | None, typer.Option("--segments", metavar="N", help="Segments to read (default 16).")]
 Length = Annotated[int | None, typer.Option("--length", metavar="T", help="Tokens per segment (default 1024).")]
 Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Segments per forward pass.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of what is drawn at random.")]
 Layers = Annotated[str | None, typer.Option("--layers", metavar="0-3,10", help="Only these layers.")]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16 or float16 (default: the checkpoint's own).")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, … (default: a GPU if there is one).")]
 DeviceMap = Annotated[
-    str | None, typer.Option("--device-map", help="'auto' splits the model over GPUs (needs accelerate).")
+    str | None, typer.Option("--device-map", help="'auto' splits the model over GPUs.")
 ]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")]
 Output = Annotated[
