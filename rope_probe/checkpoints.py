@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,8 +9,10 @@ from pathlib import Path
 
 import torch
 
+from .configs import override_rope, parse_rope
 from .errors import ProbeError, UsageError, first_words
 from .modules import text_decoder
+from .quiet import quiet
 from .rotary import Geometry, RotaryLayer, decoder_without_weights, read_geometry
 from .sources import Source, explain, find
 from .verify import verified_geometry
@@ -46,12 +45,15 @@ class Checkpoint:
         Where the weights come from (revision or file hash).
     load_tokenizer : callable
         Called the first time text has to be tokenized; large vocabularies take seconds to read.
+    formed : dict of int to (float, int)
+        Under a rope override: base and length of each layer before it, with which the weights were trained.
     """
 
     model: object = field(repr=False)
     name: str
     provenance: dict = field(default_factory=dict)
     load_tokenizer: Callable[[], object | None] = field(default=lambda: None, repr=False)
+    formed: dict[int, tuple[float, int]] = field(default_factory=dict, repr=False)
     _geometries: dict[int, Geometry] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -92,28 +94,6 @@ class Checkpoint:
         return self._geometries[length]
 
 
-@contextlib.contextmanager
-def quiet():
-    """Keep the libraries' own progress bars and advice off the user's screen while opening."""
-    from huggingface_hub.utils import disable_progress_bars
-    from transformers.utils import logging as hf_logging
-
-    level = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    hub = logging.getLogger("huggingface_hub")
-    hub_level = hub.level
-    hub.setLevel(logging.ERROR)
-    disable_progress_bars("huggingface_hub.snapshot_download")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        hf_logging.set_verbosity(level)
-        hub.setLevel(hub_level)
-
-
 def open_checkpoint(
     model,
     *,
@@ -122,6 +102,7 @@ def open_checkpoint(
     dtype: str | None = None,
     device: str | None = None,
     device_map: str | None = None,
+    rope: dict | str | None = None,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
     """Open a checkpoint for probing.
@@ -140,6 +121,9 @@ def open_checkpoint(
         Default: the first GPU if there is one, else the CPU.
     device_map : str, optional
         Passed to accelerate (``auto`` splits a model over GPUs).
+    rope : dict or str, optional
+        Rope parameters to run with instead of the checkpoint's own, as ``{"rope_type": "yarn", "factor": 4}`` or
+        ``"type=yarn,factor=4"``; the weights stay as they are.
     trust_remote_code : bool
         Run code that comes with the checkpoint; off by default.
 
@@ -153,18 +137,22 @@ def open_checkpoint(
         One sentence: what was wrong, the value seen, what to do.
     """
     if not isinstance(model, (str, Path)):
-        if any(option is not None for option in (revision, dtype, device, device_map)):
+        if any(option is not None for option in (revision, dtype, device, device_map, rope)):
             raise UsageError(
-                "revision, dtype, device and device_map are for opening a model; this one is open already."
+                "revision, dtype, device, device_map and rope are for opening a model; this one is open already."
             )
         return _from_object(model, tokenizer)
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype is {dtype!r}: choose one of {', '.join(DTYPES)}.")
     device = _device(device)
+    override = parse_rope(rope) if isinstance(rope, str) else rope
+    formed = {}
     with quiet():
         source = find(str(model), revision, trust_remote_code)
         config = _config(source)
         own_code = trust_remote_code and bool(getattr(config, "auto_map", None))
+        if override:
+            config, formed = _overridden(source, config, override, own_code)
         with source.explained():
             if not own_code:  # refuse what cannot work before reading weights
                 read_geometry(decoder_without_weights(config))
@@ -177,7 +165,19 @@ def open_checkpoint(
     commit = getattr(loaded.config, "_commit_hash", None)
     if commit:
         provenance["revision"] = commit
-    return Checkpoint(loaded.eval(), source.name, provenance, lambda: _load_tokenizer(source))
+    if override:
+        provenance["rope"] = override
+    return Checkpoint(loaded.eval(), source.name, provenance, lambda: _load_tokenizer(source), formed)
+
+
+def _overridden(source: Source, config, override: dict, own_code: bool):
+    """The configuration with other rope parameters, and base and length of every layer before that."""
+    formed = {}
+    with source.explained():
+        if not own_code:
+            layers = read_geometry(decoder_without_weights(config)).layers
+            formed = {layer.layer: (layer.base, layer.length) for layer in layers if layer.rotates}
+        return override_rope(config, override), formed
 
 
 def _from_object(model, tokenizer) -> Checkpoint:

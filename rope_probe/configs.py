@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .errors import ProbeError, UsageError, first_words
+from .quiet import quiet
 from .rotary import Geometry, config_geometry
 from .sources import Source, find
 
@@ -64,8 +65,6 @@ def _refuse_unknown_types(name: str, raw: dict) -> None:
 def load(name: str, revision: str | None = None, trust_remote_code: bool = False):
     """The transformers configuration of a checkpoint, and its raw dict; every failure is one sentence."""
     from transformers import AutoConfig
-
-    from .checkpoints import quiet
 
     source, raw = raw_config(name, revision, trust_remote_code)
     _refuse_unknown_types(name, raw)
@@ -161,8 +160,6 @@ def read_config(
     Geometry
         With the raw config.json as ``raw``, for what the model class ignores.
     """
-    from .checkpoints import quiet
-
     config, raw = load(name, revision, trust_remote_code)
     try:
         with quiet():

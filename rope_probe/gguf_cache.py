@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import ProbeError, first_words
+from .quiet import quiet
 from .weights import refuse_incomplete
 
 
@@ -147,7 +149,8 @@ def _convert(path: Path, target: Path, digest: str, title: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    with _scratch() as scratch:
+    # the bar that transformers draws while dequantizing knows no off switch
+    with _scratch() as scratch, quiet(), contextlib.redirect_stderr(io.StringIO()):
         # transformers wants the file beside nothing else of its kind
         source = scratch / "source"
         source.mkdir()

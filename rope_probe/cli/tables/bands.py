@@ -20,7 +20,7 @@ def _at(group: dict, key: str, wavelength: str = "") -> str:
     value, error = group[key], group[f"{key}_se"]
     if value is None:
         return "–"
-    text = f"{value:.1f}" if error is None else f"{value:.1f} ± {error:.1f}"
+    text = f"{value:.2f}" if error is None else f"{value:.2f} ± {error:.2f}"
     return text if not wavelength else f"{text}   λ {tokens(group[wavelength])}"
 
 
