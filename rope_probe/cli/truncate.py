@@ -1,0 +1,130 @@
+"""rope-probe truncate: which pairs' rotation does a checkpoint need?"""
+
+from typing import Annotated
+
+import typer
+
+from . import options as opt
+
+
+def truncate(
+    model: opt.Model,
+    text: opt.Text = None,
+    dataset: opt.DatasetName = None,
+    tokens: opt.Tokens = None,
+    segments: opt.Segments = None,
+    length: opt.Length = None,
+    batch: opt.Batch = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep", metavar="1,0.8,0.5", help="Shares of the pairs that go on turning (default: 1, 0.95, … 0)."
+        ),
+    ] = None,
+    floor: Annotated[
+        str | None,
+        typer.Option("--floor", metavar="0.5,1,1.5", help="Stop pairs slower than so many times 2π / trained length."),
+    ] = None,
+    knockout: Annotated[
+        str | None,
+        typer.Option(
+            "--knockout",
+            metavar="unrotate,remove",
+            help="Each pair alone loses its rotation, or its content.",
+        ),
+    ] = None,
+    pairs: Annotated[
+        str | None, typer.Option("--pairs", metavar="0-31", help="Which pairs to knock out (default: all).")
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="--keep and --floor cut from the fast end.")] = False,
+    layers: Annotated[str | None, typer.Option("--layers", metavar="0-3,10", help="Cut only in these layers.")] = None,
+    layer_type: Annotated[
+        str | None,
+        typer.Option(
+            "--layer-type",
+            metavar="TYPE,…",
+            help="Cut only in layers of this type (sliding_attention, full_attention, …); several: one at a time.",
+        ),
+    ] = None,
+    bands: Annotated[
+        str | None,
+        typer.Option("--bands", metavar="FILE.nc", help="A bands result to compare with (default: measured here)."),
+    ] = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    device_map: opt.DeviceMap = None,
+    revision: opt.Revision = None,
+    output: opt.Output = None,
+    figure: opt.Figure = None,
+    json: opt.Json = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Perplexity while some rotary pairs do not rotate: which of them does the model need?
+
+    --figure t.pdf draws perplexity against the pairs kept; with --floor and --knockout
+    also t-floor.pdf and t-knockout.pdf (the first of what was asked for is t.pdf).
+
+    Example:  rope-probe truncate demo:smollm2 --segments 4 --keep 1,0.8,0.5,0
+    """
+    from . import common
+
+    cut_layers = common.parse_layers(layers)
+    wanted = {
+        "keep": _numbers(keep, "--keep"),
+        "floor": _numbers(floor, "--floor"),
+        "knockout": _words(knockout),
+        "pairs": common.parse_layers(pairs, "--pairs", "pairs"),
+    }
+    drawing = common.figure_path(figure)
+    path = common.output_path(output, "truncate", model, drawing)
+    common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
+    from ..probes.truncate import check_options
+    from ..probes.truncate import truncate as measure
+    from ..results import load
+    from .show import present
+
+    check_options(**wanted)
+    compared = None if bands is None else load(bands)
+    ckpt = common.open_model(
+        model,
+        revision=revision,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        trust_remote_code=trust_remote_code,
+    )
+    with common.Progress(length) as progress:
+        ds = measure(
+            ckpt,
+            text=text,
+            dataset=dataset,
+            tokens=tokens,
+            segments=segments,
+            length=length,
+            batch=batch,
+            **wanted,
+            reverse=reverse,
+            layers=cut_layers,
+            layer_type=_words(layer_type),
+            bands=compared,
+            progress=progress,
+        )
+    common.store(ds, path)
+    present(ds, path, drawing, json)
+    common.check_whole(ds, path)
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _numbers(text: str | None, option: str) -> list[float] | None:
+    """`1,0.8,0.5` -> [1.0, 0.8, 0.5]."""
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers: write it like 1,0.8,0.5.", param_hint=option
+        ) from None
