@@ -50,11 +50,15 @@ def _rope_dicts(raw: dict):
                 yield from nested or [value]
 
 
-def _refuse_unknown_types(name: str, raw: dict) -> None:
-    """A rope type that transformers does not know must never become a silent default."""
+def _known_types() -> set[str]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    known = {"default", "mrope", *ROPE_INIT_FUNCTIONS}
+    return {"default", "mrope", *ROPE_INIT_FUNCTIONS}
+
+
+def _refuse_unknown_types(name: str, raw: dict) -> None:
+    """A rope type that transformers does not know must never become a silent default."""
+    known = _known_types()
     for entry in _rope_dicts(raw):
         kind = entry.get("rope_type", entry.get("type"))
         if kind is not None and kind not in known:
@@ -116,9 +120,14 @@ def override_rope(config, override: dict):
 
     Raises
     ------
+    UsageError
+        The rope type is none that transformers knows.
     ProbeError
         The configuration has no rope parameters to override.
     """
+    kind = override.get("rope_type", "default")
+    if kind not in _known_types():
+        raise UsageError(f"--rope type={kind}: choose from {', '.join(sorted(_known_types()))}.")
     changed = copy.deepcopy(config)
     text = changed.get_text_config(decoder=True)
     parameters = getattr(text, "rope_parameters", None)

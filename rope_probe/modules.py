@@ -123,14 +123,21 @@ def remember_frequencies(decoder) -> Callable[[], None]:
     for module in rotary_modules(decoder).values():
         if _changing(module):
             buffers = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers(recurse=False)}
-            state = ("max_seq_len_cached", "attention_scaling")
-            kept.append((module, buffers, {k: v for k, v in vars(module).items() if k.endswith(state)}))
+            kept.append((module, buffers, _memory(module)))
 
     def restore() -> None:
         with torch.inference_mode():  # the buffer may have been made in it
             for module, buffers, values in kept:
                 for name, (buffer, copy) in buffers.items():
                     module._buffers[name] = buffer.copy_(copy)  # LongRoPE writes into it, dynamic NTK replaces it
+                for name in _memory(module).keys() - values.keys():  # layer types get theirs while they run
+                    delattr(module, name)
                 vars(module).update(values)
 
     return restore
+
+
+def _memory(module) -> dict:
+    """What a rotary module remembers beside its buffers."""
+    state = ("max_seq_len_cached", "attention_scaling")
+    return {name: value for name, value in vars(module).items() if name.endswith(state)}

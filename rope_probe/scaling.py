@@ -134,6 +134,18 @@ _TYPES: dict[str, Callable] = {
     "proportional": _proportional,
 }
 
+# what each type uses beside the base
+_LENGTH, _ATTENTION = "original_max_position_embeddings", "attention_factor"
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", _LENGTH, _ATTENTION, "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "longrope": ("factor", _LENGTH, _ATTENTION, "short_factor", "long_factor"),
+    "llama3": ("factor", _LENGTH, "low_freq_factor", "high_freq_factor"),
+    "proportional": ("factor", "partial_rotary_factor"),
+}
+
 
 def inverse_frequencies(
     rope: dict, dim: int, *, length: int | None = None, max_position_embeddings: int | None = None

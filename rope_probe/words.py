@@ -1,7 +1,8 @@
-"""Numbers as a person reads them."""
+"""Numbers and names as a person reads them."""
 
 from __future__ import annotations
 
+import json
 import math
 
 
@@ -34,3 +35,21 @@ def ranges(values: list[int]) -> str:
 def base(value: float) -> str:
     """A RoPE base: 10000, 1e6, 1.5e5."""
     return f"{value:g}".replace("e+0", "e").replace("e+", "e")
+
+
+def override(provenance: dict) -> str:
+    """' under type=yarn, factor=4' where a result was measured with other rope parameters than the checkpoint's."""
+    short = {"rope_type": "type", "rope_theta": "base", "original_max_position_embeddings": "original"}
+    parts = [
+        f"{short.get(key, key)}={value if isinstance(value, str) else base(value)}"
+        for key, value in sorted(provenance.get("rope", {}).items(), key=lambda item: item[0] != "rope_type")
+    ]
+    return f" under {', '.join(parts)}" if parts else ""
+
+
+def model_name(ds) -> str:
+    """Short name of a result's model: last part of its id or path, or what the weights of a demo call themselves."""
+    name, source = str(ds.attrs["model"]), json.loads(ds.attrs.get("provenance", "{}"))
+    if name.startswith("demo:"):
+        name = source.get("file") or name.removeprefix("demo:")
+    return name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf") + override(source)

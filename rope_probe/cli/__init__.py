@@ -10,8 +10,14 @@ import typer
 from ..errors import ProbeError, ProbeWarning, UsageError, first_words
 from .bands import bands
 from .bound import bound
+from .compare import compare
+from .heads import heads
 from .inspect import inspect
 from .show import show
+from .similarity import similarity
+from .spectrum import spectrum
+from .trajectory import trajectory
+from .truncate import truncate
 
 
 def _guarded(command):
@@ -35,6 +41,8 @@ def _guarded(command):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         except Exception as error:
+            if isinstance(error, OSError) and error.filename:
+                _fail(error, f"cannot use {error.filename} ({error.strerror}): check the path and its permissions.")
             if "out of memory" in str(error):
                 _fail(error, "out of device memory: use a smaller --batch or --length, or --dtype bfloat16.")
             _fail(
@@ -61,7 +69,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (bands, inspect, bound, show):
+for command in (bands, spectrum, similarity, heads, trajectory, truncate, inspect, bound, compare, show):
     app.command()(_guarded(command))
 
 

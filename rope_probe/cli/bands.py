@@ -23,6 +23,7 @@ def bands(
         str | None,
         typer.Option("--formation", metavar="base=1e4,length=4096", help="Base and length the band was formed with."),
     ] = None,
+    rope: opt.Rope = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     device_map: opt.DeviceMap = None,
@@ -51,6 +52,7 @@ def bands(
         dtype=dtype,
         device=device,
         device_map=device_map,
+        rope=rope,
         trust_remote_code=trust_remote_code,
     )
     from ..probes.bands import bands as measure

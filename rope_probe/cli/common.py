@@ -11,6 +11,7 @@ from pathlib import Path
 import typer
 
 from ..errors import ProbeError, UsageError
+from ..words import override
 
 
 def parse_layers(text: str | None, option: str = "--layers", noun: str = "layers") -> list[int] | None:
@@ -75,16 +76,16 @@ def _status(message: str):
 class Progress:
     """Segments read, tokens per second and time left, on standard error; silent when that is no terminal.
 
-    Call it with (segments read, segments in all).  Where the whole run will take more than half a
+    Call it with (segments read, segments in all); with 0 read, its clock starts anew.  Where the whole run will take more than half a
     minute, the first call also says so, with the memory in use.
     """
 
-    def __init__(self, length: int | None = None):
+    def __init__(self, length: int | None = None, noun: str = "segments"):
         import time
 
         self.clock = time.perf_counter
         self.started = self.clock()
-        self.length = length
+        self.length, self.noun = length, noun
         self.bar = None
         self.announced = False
 
@@ -93,13 +94,16 @@ class Progress:
         return self
 
     def __call__(self, done: int, total: int) -> None:
+        if not done:  # what came before the reading is not part of its speed
+            self.started = self.clock()
+            return
         elapsed = self.clock() - self.started
         if not self.announced:
             self.announced = True
             expected = elapsed * total / done
             if expected > 30 and done < total:
                 print(
-                    f"about {_duration(expected)} for {total} segments, {_peak_memory():.1f} GB of memory in use",
+                    f"about {_duration(expected)} for {total} {self.noun}, {_peak_memory():.1f} GB of memory in use",
                     file=sys.stderr,
                 )
         if not sys.stderr.isatty():
@@ -111,7 +115,9 @@ class Progress:
             self.bar = Progress(*columns, TimeRemainingColumn(), console=_console(), transient=True)
             self.task = self.bar.add_task("", total=total, speed="")
             self.bar.start()
-        speed = f"{done * self.length / elapsed:,.0f} tokens/s" if self.length else f"{done / elapsed:.2f} segments/s"
+        speed = (
+            f"{done * self.length / elapsed:,.0f} tokens/s" if self.length else f"{done / elapsed:.2f} {self.noun}/s"
+        )
         self.bar.update(self.task, completed=done, speed=speed)
 
     def __exit__(self, *exc) -> None:
@@ -140,7 +146,7 @@ def display_name(ds) -> str:
     """The model's short name for tables, captions and file names."""
     source = json.loads(ds.attrs.get("provenance", "{}"))
     name = source.get("file") if str(ds.attrs["model"]).startswith("demo:") else None
-    return name or Path(str(ds.attrs["model"])).name
+    return (name or Path(str(ds.attrs["model"])).name) + override(source)
 
 
 def check_sources(**sources) -> None:

@@ -28,10 +28,14 @@ Dtype = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16 or float16 (default: the checkpoint's own).")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, … (default: a GPU if there is one).")]
-DeviceMap = Annotated[
-    str | None, typer.Option("--device-map", help="'auto' splits the model over GPUs.")
-]
+DeviceMap = Annotated[str | None, typer.Option("--device-map", help="'auto' splits the model over GPUs.")]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")]
+Rope = Annotated[
+    str | None,
+    typer.Option(
+        "--rope", metavar="type=yarn,factor=4", help="Run under other rope parameters, merged with the config's."
+    ),
+]
 Output = Annotated[
     str | None,
     typer.Option(

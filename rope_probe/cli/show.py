@@ -49,6 +49,8 @@ def _draw(ds, figure: Path) -> list[Path]:
 
     paths = []
     for name, plot in FIGURES[ds.attrs["analysis"]].items():
+        if not getattr(plot, "applies", lambda ds: True)(ds):
+            continue
         path = figure if not paths else figure.with_name(f"{figure.stem}-{name}{figure.suffix}")
         paths.append(save_figure(plot(ds), path))
     return paths

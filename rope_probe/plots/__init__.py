@@ -7,8 +7,25 @@ from .bands_heads import bands_heads
 from .bands_layers import bands_layers
 from .bands_profile import bands_profile
 from .bound import bound, smallest_bases
+from .compare import compare
+from .heads_distance import heads_distance
+from .heads_map import heads_map
+from .heads_roles import heads_roles
+from .heads_wavelength import heads_wavelength
 from .inspect import inspect
+from .similarity_control import similarity_control
+from .similarity_distance import similarity_distance
+from .similarity_heads import similarity_heads
+from .similarity_layers import similarity_layers
+from .spectrum_damage import spectrum_damage
+from .spectrum_injected import spectrum_injected
+from .spectrum_profile import spectrum_profile
+from .spectrum_purity import spectrum_purity
+from .spectrum_tones import spectrum_tones
 from .style import save_figure
+from .trajectory import trajectory
+from .truncate_keep import truncate_floor, truncate_keep
+from .truncate_knockout import truncate_knockout
 
 __all__ = [
     "FIGURES",
@@ -16,10 +33,46 @@ __all__ = [
     "bands_layers",
     "bands_profile",
     "bound",
+    "compare",
+    "heads_distance",
+    "heads_map",
+    "heads_roles",
+    "heads_wavelength",
     "inspect",
     "save_figure",
+    "similarity_control",
+    "similarity_distance",
+    "similarity_heads",
+    "similarity_layers",
     "smallest_bases",
+    "spectrum_damage",
+    "spectrum_injected",
+    "spectrum_profile",
+    "spectrum_purity",
+    "spectrum_tones",
+    "truncate_floor",
+    "truncate_keep",
+    "truncate_knockout",
+    "trajectory",
 ]
 
 #: analysis -> its figures by short name, the main one first; each takes the result alone
-FIGURES = {"bands": {"profile": bands_profile, "layers": bands_layers, "heads": bands_heads}}
+FIGURES = {
+    "bands": {"profile": bands_profile, "layers": bands_layers, "heads": bands_heads},
+    "spectrum": {
+        "purity": spectrum_purity,
+        "damage": spectrum_damage,
+        "profile": spectrum_profile,
+        "injected": spectrum_injected,
+        "tones": spectrum_tones,
+    },
+    "heads": {"roles": heads_roles, "wavelength": heads_wavelength, "distance": heads_distance, "map": heads_map},
+    "trajectory": {"trajectory": trajectory},
+    "similarity": {
+        "layers": similarity_layers,
+        "heads": similarity_heads,
+        "distance": similarity_distance,
+        "control": similarity_control,
+    },
+    "truncate": {"keep": truncate_keep, "floor": truncate_floor, "knockout": truncate_knockout},
+}

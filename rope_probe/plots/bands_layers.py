@@ -7,7 +7,6 @@ import numpy as np
 from . import heat, style
 
 PANELS = {"q": ("q_norm", "queries ‖q‖", "query head", "heads"), "k": ("k_norm", "keys ‖k‖", "key head", "kv_heads")}
-_RESTING = {"facecolor": "white", "edgecolor": "0.55", "hatch": "//////", "lw": 0}
 
 
 def bands_layers(ds, ax=None, panels=("q", "k")):
@@ -42,12 +41,12 @@ def bands_layers(ds, ax=None, panels=("q", "k")):
         for one, panel in zip(axes, panels, strict=True):
             mesh = heat.heat_map(one, layer_means(ds, PANELS[panel][0]), edges, kinds)
             for row in resting:
-                one.axhspan(row - 0.5, row + 0.5, **_RESTING)
+                one.axhspan(row - 0.5, row + 0.5, **heat.RESTING)
             for kind in kinds:
                 heat.row_marks(one, kind, kind.rows - 0.5, kind.rows + 0.5)
             heat.row_labels(one, edges, ds["layer"].values)
             if len(kinds) > 1:
-                _strip(one, kinds)
+                heat.strip(one, kinds)
             one.set_title(PANELS[panel][1], loc="left", weight="bold")
         axes[0].set_ylabel("layer")
         heat.color_bar(mesh, axes)
@@ -65,27 +64,13 @@ def layer_means(ds, variable: str) -> np.ndarray:
     return np.divide(total, heads, out=np.full(total.shape, np.nan), where=heads > 0)
 
 
-def _strip(ax, kinds) -> None:
-    """Color of the kind of every layer, between map and tick labels."""
-    from matplotlib.patches import Rectangle
-
-    for kind in kinds:
-        for row in kind.rows:
-            ax.add_patch(
-                Rectangle(
-                    (-0.028, row - 0.5), 0.02, 1, fc=kind.color, lw=0, transform=ax.get_yaxis_transform(), clip_on=False
-                )
-            )
-    ax.tick_params(axis="y", length=0, pad=7)
-
-
 def _entries(kinds, resting, columns: int) -> list:
     from matplotlib.patches import Patch
 
     of_kinds = [Patch(facecolor=kind.color, lw=0, label=kind.label) for kind in kinds] if len(kinds) > 1 else []
     marks = heat.row_mark_entries(kinds)
     if len(resting):
-        marks.append(Patch(**_RESTING, label="layer without rotation"))
+        marks.append(Patch(**heat.RESTING, label="layer without rotation"))
     if len({kind.pairs for kind in kinds}) > 1:
         marks.append(heat.empty_entry())
     groups = [(of_kinds, columns), (marks, min(len(marks), 4) if columns > 1 else 1)]

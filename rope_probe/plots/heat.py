@@ -9,10 +9,11 @@ import numpy as np
 from . import style
 
 _EMPTY, _MARK = "0.85", "#ff79c6"  # cells without a value; lines, in a hue the map lacks
+RESTING = {"facecolor": "white", "edgecolor": "0.55", "hatch": "//////", "lw": 0}  # layers without rotation
 
 
-def heat_map(ax, values, edges, layer_kinds: list[style.Kind]):
-    """Rows of pair norms as a map, each row divided by its own maximum; cells without a value stay grey.
+def heat_map(ax, values, edges, layer_kinds: list[style.Kind], relative: bool = True):
+    """Rows × pairs as a map from 0 to 1, each row divided by its own maximum; cells without a value stay grey.
 
     Parameters
     ----------
@@ -20,13 +21,15 @@ def heat_map(ax, values, edges, layer_kinds: list[style.Kind]):
         NaN where a row has fewer pairs.
     edges : ndarray, shape (row + 1,)
         Where the rows begin and end on the y axis.
+    relative : bool
+        False: the values are shares as they are.
 
     Returns
     -------
     QuadMesh
     """
     largest = np.max(values, axis=1, keepdims=True, initial=0, where=np.isfinite(values))
-    share = np.divide(values, largest, out=np.full_like(values, np.nan), where=largest > 0)
+    share = np.divide(values, largest, out=np.full_like(values, np.nan), where=largest > 0) if relative else values
     columns = np.arange(values.shape[1] + 1) - 0.5
     ax.set_facecolor(_EMPTY)
     # edges in the color of the cell: without them PDF viewers show hairlines between cells
@@ -44,6 +47,20 @@ def row_labels(ax, edges, labels) -> None:
     ax.set_yticks(((edges[1:] + edges[:-1]) / 2)[step], [str(label) for label in labels[step]])
 
 
+def strip(ax, kinds) -> None:
+    """Color of the kind of every layer, between map and tick labels."""
+    from matplotlib.patches import Rectangle
+
+    for kind in kinds:
+        for row in kind.rows:
+            ax.add_patch(
+                Rectangle(
+                    (-0.028, row - 0.5), 0.02, 1, fc=kind.color, lw=0, transform=ax.get_yaxis_transform(), clip_on=False
+                )
+            )
+    ax.tick_params(axis="y", length=0, pad=7)
+
+
 def row_marks(ax, kind: style.Kind, tops, bottoms) -> None:
     """Half a turn within the formation length, and the floor, across the rows of a kind of layer."""
     for position, dashes in ((kind.predicted[1], "-"), (kind.floor, style.FLOOR)):
@@ -52,9 +69,16 @@ def row_marks(ax, kind: style.Kind, tops, bottoms) -> None:
             ax.vlines(where, tops, bottoms, color=_MARK, lw=1.1, ls=dashes, path_effects=_outline())
 
 
-def color_bar(mesh, axes) -> None:
+def floor_marks(ax, kind: style.Kind, tops, bottoms) -> None:
+    """The floor alone, across the rows of a kind of layer."""
+    if 0 <= kind.floor <= kind.pairs - 1:
+        where = np.full(len(tops), kind.floor)
+        ax.vlines(where, tops, bottoms, color=_MARK, lw=1.1, ls=style.FLOOR, path_effects=_outline())
+
+
+def color_bar(mesh, axes, label: str = "norm / row maximum") -> None:
     """Scale of a heat map, beside its panels."""
-    axes[0].figure.colorbar(mesh, ax=axes, label="norm / row maximum", aspect=30, pad=0.01, ticks=np.linspace(0, 1, 6))
+    axes[0].figure.colorbar(mesh, ax=axes, label=label, aspect=30, pad=0.01, ticks=np.linspace(0, 1, 6))
 
 
 def _outline() -> list:
@@ -76,8 +100,13 @@ def row_mark_entries(layer_kinds: list[style.Kind]) -> list:
     ]
 
 
-def empty_entry():
+def floor_entries(layer_kinds: list[style.Kind]) -> list:
+    """Legend entry of `floor_marks`."""
+    return row_mark_entries(layer_kinds)[1:]
+
+
+def empty_entry(label: str = "no such pair"):
     """Legend entry of cells without a value."""
     from matplotlib.patches import Patch
 
-    return Patch(facecolor=_EMPTY, lw=0, label="no such pair")
+    return Patch(facecolor=_EMPTY, lw=0, label=label)

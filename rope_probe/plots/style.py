@@ -6,7 +6,6 @@ Figures are drawn from results alone. matplotlib is imported when something is d
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import tempfile
@@ -20,6 +19,7 @@ import numpy as np
 from .. import theory
 from ..errors import ProbeError
 from ..probes import summary
+from ..words import model_name
 
 FORMATS = (".pdf", ".png", ".svg")
 
@@ -48,6 +48,7 @@ _LOOK = {
 }
 _SAVING = {"svg.hashsalt": "rope-probe", "pdf.fonttype": 42}
 _COLORS = ("#004488", "#d95f02", "#888888")  # one for each kind of layer: apart for color-blind eyes, and in grey
+SERIES = ("#004488", "#d95f02", "#117733", "#aa3377", "#66aadd", "#bbaa33")  # one for each result of several
 VARIANCE, FLOOR, SEGMENT = (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5))  # dashes of the three lines
 
 
@@ -171,8 +172,8 @@ def given_axes(ax, panels, known, name: str) -> list | None:
     return axes
 
 
-def new_axes(panels, height: float, layer_kinds: list[Kind], caption: str, groups) -> list:
-    """Panels side by side in a new figure, with room for legend and caption, and the caption written.
+def new_axes(panels, height: float, layer_kinds: list[Kind], caption: str, groups, stacked: bool = False) -> list:
+    """Panels side by side (or stacked) in a new figure, with room for legend and caption, and the caption written.
 
     Parameters
     ----------
@@ -185,8 +186,10 @@ def new_axes(panels, height: float, layer_kinds: list[Kind], caption: str, group
     caption : str
     groups : list of (handles, columns)
         What `finish` will be given.
+    stacked : bool
+        One panel under the other, in a figure one column wide.
     """
-    width = _SINGLE if len(panels) == 1 else _DOUBLE
+    width = _SINGLE if len(panels) == 1 or stacked else _DOUBLE
     lines = textwrap.wrap(caption, int((width - 0.12) * _CHARACTERS))
     height += 0.21 * (len(_rulers(layer_kinds)) - 1)
     strip, head = _LINE * len(lines) + 0.14, _legend_height(groups) + 0.05
@@ -194,7 +197,11 @@ def new_axes(panels, height: float, layer_kinds: list[Kind], caption: str, group
     figure = blank_figure((width, total))
     figure.get_layout_engine().set(rect=(0, strip / total, 1, height / total))
     figure.text(0.06 / width, (strip - 0.08) / total, "\n".join(lines), fontsize=7, va="top", linespacing=1.25)
-    return list(figure.subplots(1, len(panels), squeeze=False)[0])
+    shape = (len(panels), 1) if stacked else (1, len(panels))
+    axes = list(figure.subplots(*shape, squeeze=False).flat)
+    for one in axes:  # the number of ticks depends on it, and is settled again when the figure is drawn
+        one.tick_params(labelsize=_LOOK["xtick.labelsize"])
+    return axes
 
 
 def blank_figure(size):
@@ -294,14 +301,6 @@ def number(value: float) -> str:
 def count(size: int, noun: str) -> str:
     """A number with its noun, in the plural where it needs one."""
     return f"{size:,} {noun}" + ("" if size == 1 else "s")
-
-
-def model_name(ds) -> str:
-    """Short name of the model: last part of its id or path, or what the weights of a demo call themselves."""
-    name = str(ds.attrs["model"])
-    if name.startswith("demo:"):
-        name = json.loads(ds.attrs.get("provenance", "{}")).get("file") or name.removeprefix("demo:")
-    return name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
 
 
 def prediction(layer_kinds: list[Kind]) -> str:

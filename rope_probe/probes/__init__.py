@@ -2,10 +2,17 @@
 
 from importlib import import_module
 
-from ..errors import ProbeError
+from ..errors import ProbeError, first_words
 
 # analysis named in a result -> module with its `summary(ds)`
-SUMMARIES = {"bands": "bands_summary"}
+SUMMARIES = {
+    "bands": "bands_summary",
+    "spectrum": "spectrum_summary",
+    "similarity": "similarity_summary",
+    "heads": "heads_summary",
+    "trajectory": "trajectory_summary",
+    "truncate": "truncate_summary",
+}
 
 
 def summary(ds) -> dict:
@@ -13,4 +20,9 @@ def summary(ds) -> dict:
     analysis = ds.attrs.get("analysis")
     if analysis not in SUMMARIES:
         raise ProbeError(f"the result is of analysis {analysis!r}, which has no summary here.")
-    return import_module(f".{SUMMARIES[analysis]}", __name__).summary(ds)
+    try:
+        return import_module(f".{SUMMARIES[analysis]}", __name__).summary(ds)
+    except KeyError as error:
+        raise ProbeError(
+            f"the {analysis} result is not whole ({first_words(error, 60)}): run the analysis again."
+        ) from error

@@ -73,7 +73,7 @@ def _block(power: torch.Tensor, rotating: int) -> dict[str, torch.Tensor]:
     }
 
 
-class _Bands:
+class BandsObserver:
     """Observer of one run: keeps a batch's block sums on the device, merges them when the batch is whole."""
 
     def __init__(self, layers: list[RotaryLayer], control: bool):
@@ -283,7 +283,7 @@ def bands(
     selected = choose_layers(geometry, layers)
     if not any(layer.rotates for layer in selected):
         raise ProbeError("none of the chosen layers rotates, so there are no rotary pairs to measure.")
-    observer = _Bands(selected, control)
+    observer = BandsObserver(selected, control)
     batch = batch or default_batch(ckpt.device, size)
     done = 0
     try:
@@ -299,15 +299,24 @@ def bands(
             raise
         if not isinstance(error, KeyboardInterrupt):
             warnings.warn(f"stopped after {done} of {count} segments: {error}", ProbeWarning, stacklevel=2)
-    formed = [with_formation(layer, **_formation(formation)) for layer in selected]
-    ds = xr.Dataset(observer.variables(), coords=results.layer_coordinates(formed))
-    ds["formation_base"] = ("layer", [layer.base for layer in formed])
-    ds = ds.set_coords("formation_base")
-    ds["base"] = ("layer", [layer.base for layer in selected])
+    ds = xr.Dataset(observer.variables(), coords=coordinates(ckpt, selected, formation))
     options = {"control": control, "formation": formation or {}, "layers": sorted(observer.layers), "batch": batch}
     read_so_far = replace(chosen, ids=chosen.ids[:done])
     ds.attrs = results.provenance(ckpt, geometry, read_so_far, "bands", options, partial=done < count)
     return results.describe(ds)
+
+
+def coordinates(ckpt: Checkpoint, layers: list[RotaryLayer], formation: dict | None) -> dict:
+    """Coordinates of a result that holds the variables of `bands`: layers, pairs, and what the bands formed with."""
+    given = _formation(formation)
+    before = ckpt.formed or {}  # under a --rope override: what the weights were trained with
+    formed = []
+    for layer in layers:
+        base, length = before.get(layer.layer, (None, None))
+        formed.append(with_formation(layer, given["base"] or base, given["length"] or length))
+    coords = results.layer_coordinates(formed)
+    coords["formation_base"] = coords["base"]
+    return coords | {"base": ("layer", [layer.base for layer in layers])}
 
 
 def _formation(formation: dict | None) -> dict:

@@ -51,7 +51,8 @@ def standard_error(segments: np.ndarray) -> float | None:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
-def _segment_means(ds: xr.Dataset, name: str) -> np.ndarray:
+def segment_means(ds: xr.Dataset, name: str) -> np.ndarray:
+    """Mean over all heads of a statistic `[segment, layer]`, shape (segment,)."""
     values = ds[name].values
     weights = ds["kv_heads" if name == "dominant_segment" else "heads"].values * np.isfinite(values)
     total = weights.sum(axis=1)
@@ -111,12 +112,12 @@ def _statistics(ds: xr.Dataset) -> dict:
     i_band = _mean(keys)
     return {
         "i_band": i_band,
-        "i_band_se": standard_error(_segment_means(ds, "dominant_segment")),
+        "i_band_se": standard_error(segment_means(ds, "dominant_segment")),
         "i_band_median": float(np.median(keys)) if len(keys) else None,
         "i_band_q": _mean(queries),
-        "i_band_q_se": standard_error(_segment_means(ds, "dominant_q_segment")),
+        "i_band_q_se": standard_error(segment_means(ds, "dominant_q_segment")),
         "i_band_usage": _mean(usage),
-        "i_band_usage_se": standard_error(_segment_means(ds, "dominant_usage_segment")),
+        "i_band_usage_se": standard_error(segment_means(ds, "dominant_usage_segment")),
         "i_band_usage_median": float(np.median(usage)) if len(usage) else None,
         "mode": _mode(keys) if len(keys) else None,
         "mode_usage": _mode(usage) if len(usage) else None,

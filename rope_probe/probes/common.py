@@ -12,6 +12,13 @@ from ..rotary import Geometry, RotaryLayer
 
 def choose_layers(geometry: Geometry, layers) -> list[RotaryLayer]:
     """The layers asked for, in order; all if None."""
+    for layer in geometry.layers:  # ladders end in pairs that stand still; only an intervention leaves gaps
+        gaps = (layer.inv_freq[:-1] == 0) & (layer.inv_freq[1:] > 0)
+        if gaps.any():
+            raise ProbeError(
+                f"pair {gaps.argmax()} of layer {layer.layer} stands still while slower ones turn (an intervention): "
+                "run this analysis outside of it."
+            )
     if layers is None:
         return list(geometry.layers)
     wanted, known = set(layers), {layer.layer for layer in geometry.layers}
