@@ -11,6 +11,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 
 
 def _is_rotation(call: ast.Call) -> str | None:
@@ -42,9 +43,10 @@ def _rotations(node: ast.AST, module) -> Iterator[str]:
         yield from _rotations(child, module)
 
 
-def _forward(module) -> ast.AST | None:
+@cache
+def _forward(cls: type) -> ast.AST | None:
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
+        return ast.parse(textwrap.dedent(inspect.getsource(cls.forward)))
     except (OSError, TypeError, SyntaxError):
         return None
 
@@ -55,7 +57,7 @@ def rotates_by_guard(module) -> bool:
     A condition on anything but the module (a call argument) cannot be known without running;
     the layer is then taken to rotate, and a live model corrects it by measurement.
     """
-    tree = _forward(module)
+    tree = _forward(type(module))
     if tree is None or not any(isinstance(node, ast.Call) and _is_rotation(node) for node in ast.walk(tree)):
         return True
     return any(True for _ in _rotations(tree, module))
@@ -63,5 +65,5 @@ def rotates_by_guard(module) -> bool:
 
 def deinterleaves(module) -> bool:
     """Does its forward bring interleaved pairs into half-split order while it rotates them (DeepSeek-V3)?"""
-    tree = _forward(module)
+    tree = _forward(type(module))
     return tree is not None and any(name.endswith("_interleave") for name in _rotations(tree, module))

@@ -46,6 +46,7 @@ VARIABLES = {
     "resolvable": ("the pair turns at least twice within the distances", "1"),
     "damage": ("1 - usage-weighted mean purity of the resolvable pairs", "1"),
     "purity_tone": ("purity of a pure tone: the limit of the estimator", "1"),
+    "damage_limit": ("damage extrapolated to endless text by the jackknife", "1"),
     "damage_tone": ("damage that pure tones would show: the limit of the estimator", "1"),
     "power_below_floor": ("share of the squared profiles in pairs below the floor", "1"),
     "weight_profile": ("mean attention weight by distance", "1"),

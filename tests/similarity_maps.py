@@ -69,12 +69,12 @@ def fixed(hidden, scores, distance, sink=1, window=0, chunk=0):
 
 
 def assert_ordered_alike(found, expected, size):
-    """Correlations of `size` entries, [segment or 1, head]: at most one pair that float32 cannot order is exchanged.
+    """Correlations of `size` entries, one for each head: equal to 1e-4, or to one exchange that float32 cannot decide.
 
-    Two neighbours that change places move a sum of rank products by less than `size`, and rho by less than 12 / size².
-    In most heads their places mean little: a change by one rank is 12 / size³.
+    Two neighbours that change places move a sum of rank products by less than `size`, and rho by less than 12 / size²,
+    which is more than 1e-4 below 350 entries.  In most heads an exchange moves the sum by a few: rho by 12 / size³ each.
     """
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     gap = np.abs(np.nan_to_num(found - expected))
-    assert gap.max() <= 12 / size**2
-    assert np.median(gap) <= 12 / size**3
+    assert gap.max() <= max(1e-4, 12 / size**2)
+    assert np.median(gap) <= max(1e-5, 12 / size**3)

@@ -327,6 +327,19 @@ def test_saturated_soft_cap_ties():
     assert np.abs(rho_of(call(scaling=3.0), rows)[0] - expected).max() > 1e-3
 
 
+def test_states_that_differ_by_rounding_tie():
+    """The same word again is as similar, in whatever order a library adds up."""
+    one = call()
+    words = torch.randint(0, 12, (60,), generator=torch.Generator().manual_seed(1))
+    same = replace(one, hidden=one.hidden.double()[:, words])
+    noise = torch.randn(same.hidden.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    rounded = replace(one, hidden=same.hidden * (1 + 1e-14 * noise))
+    rows = np.arange(33, 60)
+    np.testing.assert_array_equal(rho_of(rounded, rows)[0], rho_of(same, rows)[0])
+    near, expected = (probe.rho_at(x, probe.cosines(x.hidden), 5, 1) for x in (rounded, same))
+    assert torch.equal(near, expected)
+
+
 def test_constant_side_is_left_out():
     one = call()
     one.q[:, 2, :50] = 0  # a query of zeros scores every key alike

@@ -13,7 +13,8 @@ from families import NAMED, VOCABULARY, token_ids
 import rope_probe as rp
 from rope_probe.errors import ProbeError, UsageError
 from rope_probe.modules import decoder_of
-from rope_probe.probes.spectrum import spectrum
+from rope_probe.probes.spectrum import _Profiles, spectrum
+from rope_probe.tap import Tap
 
 HEADS, KV, WIDTH, PAIRS = 9, 3, 64, 32  # SmolLM2
 
@@ -57,6 +58,15 @@ def pair_sums(q, k, inv_freq, distances):
         product = q[:, lag + 1 :] * k[:, 1 : length - lag].conj()  # keys from position 1 on
         out[:, :, lag] = (product.mean(axis=(0, 1)) * np.exp(1j * inv_freq * lag)).real
     return out / np.sqrt(WIDTH)
+
+
+def profile_from_maps(q, k, inv_freq, distances):
+    """The same summed over pairs, from whole maps of scores and their diagonals: [head, distance]."""
+    turn = np.exp(1j * np.arange(q.shape[1])[:, None, None] * inv_freq)
+    k = np.repeat(k, HEADS // KV, axis=2)
+    q, k = ((x * turn).transpose(0, 2, 1, 3) for x in (q, k))
+    scores = (q @ k.conj().transpose(0, 1, 3, 2)).real.mean(0) / np.sqrt(WIDTH)
+    return np.stack([scores.diagonal(-lag, 1, 2)[:, 1:].mean(1) for lag in range(distances)], axis=-1)
 
 
 def inverse_frequencies(model):
@@ -200,8 +210,8 @@ def test_experiment_equals_the_one_made_with_hooks(smollm2, tokens, injected):
         power, still = [], []
         for seen in (tone, none):
             q, k = seen[layer, "q_proj"], seen[layer, "k_proj"]
-            power.append(windowed(pair_sums(q, k, inv_freq, 256).sum(1)))
-            still.append(windowed(pair_sums(q, k, 0 * inv_freq, 256).sum(1)))
+            power.append(windowed(profile_from_maps(q, k, inv_freq, 256)))
+            still.append(windowed(profile_from_maps(q, k, 0 * inv_freq, 256)))
         leakage = [1 - p[:, near].sum(-1) / p.sum(-1) for p in power]
         here = injected.sel(inject=4, layer=layer)
         np.testing.assert_allclose(here["leakage"], leakage[0], atol=2e-4)
@@ -268,6 +278,33 @@ def test_nothing_is_left_of_a_run(smollm2, tokens):
     before = logits()
     spectrum(smollm2, tokens=tokens[:, :64], layers=[0, 5], inject=[2], ablate=("norm",), weights=True)
     assert torch.equal(logits(), before)
+
+
+def test_watching_changes_no_output(smollm2, tokens):
+    ids = torch.as_tensor(tokens[:, :96])
+    layers = list(smollm2.geometry(96).layers)
+    observer = _Profiles(layers, 48, 96, 2, weigh=True)
+    observer.begin(0, 2)
+    with torch.inference_mode():
+        bare = smollm2.decoder(ids, use_cache=False).last_hidden_state
+        with Tap(smollm2.decoder, observer):
+            watched = smollm2.decoder(ids, use_cache=False).last_hidden_state
+    assert torch.equal(watched, bare)
+    observer.commit()
+    assert len(observer.sums) == 4 * len(layers)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_bfloat16_gives_nearly_the_same():
+    model = NAMED["Llama 3"].build()
+    ids = token_ids(60).numpy()
+    exact = spectrum(rp.open(model), tokens=ids)
+    for parameter in model.parameters():  # the frequencies stay as they are
+        parameter.data = parameter.data.to(torch.bfloat16)
+    rough = spectrum(rp.open(model), tokens=ids)
+    assert rough.attrs["dtype"] == "bfloat16"
+    peak = float(np.abs(exact["profile"]).max())
+    np.testing.assert_allclose(rough["profile"], exact["profile"], atol=0.05 * peak)
 
 
 # -- another independent way: q and k that eager attention was given --------------------------------

@@ -220,19 +220,38 @@ def test_tone_r2_of_a_tone_is_one_however_slow(frequency):
 
 def test_jackknife_of_a_mean_is_its_standard_error():
     values = np.random.default_rng(4).normal(size=(4, 3))
-    mean, error = core.errors(values * 5, np.full(4, 5.0), lambda mean: mean)
+    mean, limit, error = core.errors(values * 5, np.full(4, 5.0), lambda mean: mean)
     np.testing.assert_allclose(mean, values.mean(0))
+    np.testing.assert_allclose(limit, values.mean(0))
     np.testing.assert_allclose(error, values.std(0, ddof=1) / 2)
-    assert np.isnan(core.errors(values[:1], np.ones(1), lambda mean: mean)[1]).all()
+    assert np.isnan(core.errors(values[:1], np.ones(1), lambda mean: mean)[1:]).all()
 
 
 def test_jackknife_allows_for_groups_that_are_not_full():
     members = np.array([4.0, 4, 2, 0])  # a run that was interrupted
     draws = np.random.default_rng(5).normal(size=(3000, 10))
     sums = np.stack([draws[:, :4].sum(1), draws[:, 4:8].sum(1), draws[:, 8:].sum(1), 0 * draws[:, 0]])
-    mean, error = core.errors(sums, members, lambda mean: mean)
+    mean, _, error = core.errors(sums, members, lambda mean: mean)
     np.testing.assert_allclose(mean, draws.mean(1))
     assert (error**2).mean() == pytest.approx(0.1, rel=0.05)
+
+
+def test_limit_takes_off_what_falls_with_the_segments():
+    """A tone in noise: the impurity of the mean is that of the tone plus a part in 1 / segments."""
+    frequency, members = 2 * np.pi * 16 / 256, np.full(4, 4.0)
+    rng = np.random.default_rng(6)
+    found = []
+    for _ in range(200):
+        sums = 4 * tone(frequency, 256) + 0.7 * rng.normal(size=(4, 4, 256)).sum(axis=1)
+        found.append(
+            core.errors(
+                sums, members, lambda mean: 1 - core.share_near(core.power_spectrum(mean), core.near(frequency, 256))
+            )
+        )
+    whole, limit, error = np.array(found).T
+    assert whole.mean() > 0.04
+    assert abs(limit.mean()) < 0.004  # the tone itself is pure
+    assert 1 < error.mean() / whole.std() < 1.8  # where noise is all there is, the error is on the safe side
 
 
 @pytest.mark.parametrize("segments", [1, 3, 4, 10])

@@ -77,7 +77,7 @@ def _band(ax, kinds, values) -> None:
             look = {"color": kind.color, "marker": marker, "ls": dashes, "ms": 3, "lw": 1}
             ax.errorbar(x, y, xerr=error, elinewidth=0.7, **look)
         ax.axvspan(*kind.predicted, color=kind.color, alpha=0.14, lw=0, zorder=0)
-        ax.axvline(kind.variance, color=kind.color, lw=0.8, ls=style.VARIANCE, zorder=1)
+        ax.axvline(kind.variance, color=kind.color, lw=0.8, ls=style.SEGMENT, zorder=1)
     style.pair_axis(ax, kinds)
 
 
@@ -93,6 +93,7 @@ def _entries(kinds) -> list:
     return [
         *measured,
         Patch(facecolor="0.35", alpha=0.25, lw=0, label="predicted: one turn to half a turn in L"),
+        Line2D([], [], color="0.35", lw=0.9, ls=style.SEGMENT, label="predicted: j* (largest variance)"),
         *heat.row_mark_entries(kinds[:1]),
     ]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
-from . import bands_summary
+if TYPE_CHECKING:  # the figures import this, and importing them costs little
+    import xarray as xr
 
 ROLES = ("positional", "induction", "sink", "other")  # in the order in which they are tried
 NEAREST = 5  # a positional head rests on one of the distances 0 … 4
@@ -139,6 +140,8 @@ def summary(ds: xr.Dataset) -> dict:
         largest first.  Under ``by_layer_type`` beside the rest ``groups``, ``band_share`` (see `band_share`) and
         ``wavelength_distance``: Spearman correlation over heads of dominant wavelength and mean distance.
     """
+    from . import bands_summary
+
     out = bands_summary.summary(ds)
     kinds = out["by_layer_type"]
     for kind in kinds.values():

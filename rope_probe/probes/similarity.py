@@ -51,13 +51,13 @@ def cosines(hidden: torch.Tensor) -> torch.Tensor:
     return states.mul_(inner(states, states).sqrt_().clamp_min_(1e-300).reciprocal_()[..., None])
 
 
-def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Runs of neighbouring rows that have nearly as many keys, so that little is padding."""
+def _blocks(rows: np.ndarray, tight: bool) -> Iterator[np.ndarray]:
+    """Runs of neighbouring rows; tight ones have nearly as many keys, so that little is padding."""
     start = 0
     while start < len(rows):
-        stop = start + min(_ROWS, int(np.searchsorted(rows[start:], 64 + 1.25 * rows[start])))
-        yield rows[start:stop]
-        start = stop
+        size = int(np.searchsorted(rows[start:], 64 + 1.25 * rows[start])) if tight else _ROWS
+        yield rows[start : start + min(_ROWS, size)]
+        start += min(_ROWS, size)
 
 
 def free_rho(call: Call, states: torch.Tensor, item: int, rows: np.ndarray, sink: int) -> tuple[torch.Tensor, ...]:
@@ -84,7 +84,7 @@ def free_rho(call: Call, states: torch.Tensor, item: int, rows: np.ndarray, sink
     total = torch.zeros(heads, dtype=torch.float64, device=device)
     count, full = torch.zeros_like(total), torch.zeros((), dtype=torch.int64, device=device)
     own = replace(call, mask=None if call.mask is None else call.mask[min(item, len(call.mask) - 1)][None])
-    for block in _blocks(rows):
+    for block in _blocks(rows, tight=device.type == "cpu"):  # elsewhere padding costs less than another call
         index = torch.as_tensor(block, device=device)
         keys = torch.arange(int(block[-1]), device=device)
         seen = visible(own, index)[0, ..., : len(keys)] & (keys >= sink) & (keys < index[:, None])

@@ -156,12 +156,13 @@ def _finish(seen: _Profiles, length: int, distances: int, window: str, keep_pair
             for name, value in _tones(pairs, layer, window).items():
                 out.put(name, row, value, "head", "pair")
             out.put("usage", row, usage, "head", "pair")
-            damage, error = core.errors(
+            damage, limit_of_text, error = core.errors(
                 seen.sums[index, "pairs"] / visible,
                 seen.members,
                 lambda mean, layer=layer, usage=usage: _damage(mean, usage, layer, window),
             )
             out.put("damage", row, damage)
+            out.put("damage_limit", row, limit_of_text)
             out.put("damage_se", row, error)
             out.put("purity_tone", row, limit, "pair")
             out.put("damage_tone", row, _weighted(np.broadcast_to(limit, usage.shape), usage, layer, n))
@@ -265,7 +266,8 @@ def spectrum(
     Dataset
         ``profile[layer, head, distance]``, ``power[layer, head, freq]``, ``purity``, ``tone_r2``, ``usage``
         ``[layer, head, pair]``, ``resolvable[layer, pair]``, ``damage[layer]`` with its standard error,
-        ``power_below_floor[layer]``; ``purity_tone[layer, pair]`` and ``damage_tone[layer]``, what pure tones would
+        ``power_below_floor[layer]``; ``damage_limit[layer]``, the damage with the part
+        taken off that falls with the number of segments (jackknife); ``purity_tone[layer, pair]`` and ``damage_tone[layer]``, what pure tones would
         give (the estimator's own limit); under injection ``leakage``, ``leakage_none``, ``excess``, ``carried``
         ``[inject, layer, head]`` and ``leakage_tone[inject, layer]``.  Scores are pre-softmax, before any soft-cap.
         After an interrupt, or a failure in a later batch (with a warning): what was measured until then, with

@@ -244,8 +244,8 @@ def leave_one_out(sums: np.ndarray, members: np.ndarray) -> list[np.ndarray]:
     return [(total - sums[g]) / (count - members[g]) for g in np.flatnonzero(members) if count > members[g]]
 
 
-def jackknife(whole: np.ndarray, parts: list[np.ndarray], members: np.ndarray) -> np.ndarray:
-    """Standard error of a statistic from its values without each group (delete-a-group jackknife, unequal groups).
+def jackknife(whole: np.ndarray, parts: list[np.ndarray], members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Limit and standard error of a statistic from its values without each group (delete-a-group, unequal groups).
 
     Parameters
     ----------
@@ -257,8 +257,9 @@ def jackknife(whole: np.ndarray, parts: list[np.ndarray], members: np.ndarray) -
 
     Returns
     -------
-    ndarray
-        NaN with fewer than two groups.
+    (ndarray, ndarray)
+        The statistic with the part taken off that falls with the number of segments, and its standard error; NaN with
+        fewer than two groups.
 
     Notes
     -----
@@ -266,16 +267,16 @@ def jackknife(whole: np.ndarray, parts: list[np.ndarray], members: np.ndarray) -
     """
     whole = np.asarray(whole, dtype=float)
     if len(parts) < 2:
-        return np.full(whole.shape, np.nan)
+        return np.full(whole.shape, np.nan), np.full(whole.shape, np.nan)
     members = members[members > 0]
     h = (members.sum() / members).reshape(-1, *[1] * whole.ndim)
     parts = np.array(parts)
     pseudo = h * whole - (h - 1) * parts
     estimate = (pseudo / h).sum(axis=0)
-    return np.sqrt(((pseudo - estimate) ** 2 / (h - 1)).mean(axis=0))
+    return estimate, np.sqrt(((pseudo - estimate) ** 2 / (h - 1)).mean(axis=0))
 
 
 def errors(sums: np.ndarray, members: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]):
-    """A statistic of the mean over segments, and its standard error."""
+    """A statistic of the mean over segments, its limit for endless text, and its standard error."""
     whole = np.asarray(statistic(sums.sum(axis=0) / members.sum()))
-    return whole, jackknife(whole, [statistic(mean) for mean in leave_one_out(sums, members)], members)
+    return whole, *jackknife(whole, [statistic(mean) for mean in leave_one_out(sums, members)], members)

@@ -82,6 +82,7 @@ def _group(ds: xr.Dataset) -> dict:
         "worst": _worst(np.where(np.isfinite(heads), ds["purity"].values[..., :pairs], np.nan), layers),
         "onset_r2": next((pair for pair in range(pairs) if followed[pair] < CLEAN), None),
         "damage": _mean(damage),
+        "damage_limit": _mean(ds["damage_limit"].values),
         "damage_tone": _mean(ds["damage_tone"].values),
         "damage_se": _mean(error),  # an upper bound: layers err together on the same text
         "most_damaged": [

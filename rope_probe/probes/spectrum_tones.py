@@ -191,7 +191,7 @@ class Tones:
             found = self._numbers(mean, near, window, later)
             return np.array([middle(name, found[name]) for name in TONES])
 
-        return heads, dict(zip(TONES, core.errors(sums, members, layer)[1], strict=True))
+        return heads, dict(zip(TONES, core.errors(sums, members, layer)[-1], strict=True))
 
     def _numbers(self, mean: np.ndarray, near: np.ndarray, window: str, later: bool) -> dict[str, np.ndarray]:
         """The numbers of each head from its mean profiles, shape (with | without, which, head, distance)."""

@@ -146,10 +146,10 @@ def trajectory(
         if one is None or one.attrs["partial"]:
             break
         done[place.label] = _entry(one, place, next(iter(done.values()), None))
+        if file is not None:
+            results.save(_joined(done, wanted), file)
         if progress:
             progress(number + 1, len(wanted))
-        if file is not None and len(done) < len(wanted):
-            results.save(_joined(done, wanted), file)
     if not done:
         raise KeyboardInterrupt
     return _joined(done, wanted)

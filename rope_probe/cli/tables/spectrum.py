@@ -75,6 +75,7 @@ def _rows(group: dict) -> list[tuple[str, str]]:
         ("follow their tone", _followed(group)),
         ("", ""),
         ("damage, mean of layers", _percent(group["damage"], group["damage_se"])),
+        ("with endless text", _percent(group["damage_limit"])),
         ("of pure tones", _percent(group["damage_tone"])),
         *(("" if n else "most damaged", text) for n, text in enumerate(most)),
         ("power below the floor", _floor(group)),
@@ -101,7 +102,8 @@ def render(ds, summary: dict) -> None:
     console.print(
         "[dim]purity: share of a pair's power near its own frequency; resolvable: turns\n"
         f"twice; pure: median of heads at least {PURE:g} of a pure tone's; follow: median R²\n"
-        f"of the tone ≥ {CLEAN:g} from pair 0 on; damage: 1 − usage-weighted mean purity; of\n"
+        f"of the tone ≥ {CLEAN:g} from pair 0 on; damage: 1 − usage-weighted mean purity; with\n"
+        "endless text: the part that falls with the segments taken off (jackknife); of\n"
         "pure tones: the limit of the estimator; ±: standard error over segments[/dim]",
         highlight=False,
     )
