@@ -26,7 +26,7 @@ lint: $(VENV)/installed
 
 bench: $(SMOLLM2)
 	$(BIN)/python -m pip install -qq -c constraints.txt -e ".[transformer-lens]"
-	$(BIN)/python benchmarks/bands.py
+	for name in bands spectrum similarity heads truncate; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 # -- what the above need -------------------------------------------------------------------------
 

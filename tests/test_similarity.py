@@ -336,7 +336,7 @@ def test_states_that_differ_by_rounding_tie():
     rounded = replace(one, hidden=same.hidden * (1 + 1e-14 * noise))
     rows = np.arange(33, 60)
     np.testing.assert_array_equal(rho_of(rounded, rows)[0], rho_of(same, rows)[0])
-    near, expected = (probe.rho_at(x, probe.cosines(x.hidden), 5, 1) for x in (rounded, same))
+    near, expected = (probe.fixed_rho(x, probe.cosines(x.hidden), [5, 9], 1) for x in (rounded, same))
     assert torch.equal(near, expected)
 
 
@@ -350,7 +350,7 @@ def test_constant_side_is_left_out():
     one.q[:, 2] = 0
     rho, count, _ = rho_of(one, np.arange(33, 60))
     assert np.isnan(rho[2]) and count[2] == 0 and np.isfinite(rho[[0, 1, 3]]).all()
-    near = probe.rho_at(one, probe.cosines(one.hidden), 4, 1)[0]
+    near = probe.fixed_rho(one, probe.cosines(one.hidden), [4], 1)[0, :, 0]
     assert torch.isnan(near[2]) and torch.isfinite(near[[0, 1, 3]]).all()
     same = replace(one, hidden=torch.ones(1, 60, 24))
     assert np.isnan(rho_of(same, np.arange(33, 60))[0]).all()

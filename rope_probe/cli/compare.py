@@ -10,7 +10,7 @@ from . import options as opt
 
 def compare(
     results: Annotated[
-        list[str], typer.Argument(metavar="A.nc B.nc…", help="Result files of one analysis.", show_default=False)
+        list[str], typer.Argument(metavar="A.nc", help="Result files of one analysis.", show_default=False)
     ],
     figure: opt.Figure = None,
     json: opt.Json = False,

@@ -52,6 +52,8 @@ def _damage(ax, ds, kinds) -> None:
         layers = ds["layer"].values[kind.rows]
         value, error, limit = (100 * ds[name].values[kind.rows] for name in ("damage", "damage_se", "damage_tone"))
         ax.errorbar(layers, value, np.nan_to_num(error), fmt="o", ms=3, lw=0.9, capsize=1.5, color=kind.color)
+        endless = np.maximum(100 * ds["damage_limit"].values[kind.rows], 0)
+        ax.plot(layers, endless, "o", ms=3, mew=0.7, mfc="white", color=kind.color)
         ax.plot(layers, limit, "_", color="0.5", ms=5, mew=1)
     ax.set_ylabel("1 − mean purity (%)")
 
@@ -76,9 +78,10 @@ def _entries(kinds, panels) -> list:
     if "damage" in panels:
         marks = [
             Line2D([], [], color="0.35", marker="|", ms=7, lw=0, label="standard error over segments"),
+            Line2D([], [], color="0.35", marker="o", ms=3, mew=0.7, mfc="white", lw=0, label="with endless text"),
             Line2D([], [], color="0.5", marker="_", ms=6, lw=0, label="pure tones, same estimator"),
         ]
-        groups.append(([*([] if several else dots), *marks], 3 if len(panels) > 1 else 1))
+        groups.append(([*([] if several else dots), *marks], 4 if len(panels) > 1 else 1))
     return groups
 
 
@@ -86,7 +89,8 @@ def spectrum_damage_caption(ds, panels=("damage", "floor")) -> str:
     """What the axes of `spectrum_damage` show, for a caption."""
     words = {
         "damage": "Damage: 1 − mean purity (share of a pair's power within 2.5 bins of its own frequency) over heads and "
-        "the pairs that turn at least twice within the distances, weighted by usage ‖q‖·‖k‖. ",
+        "the pairs that turn at least twice within the distances, weighted by usage ‖q‖·‖k‖; with endless text: the part "
+        "that falls with the number of segments taken off (jackknife). ",
         "floor": "Below the floor: share of the squared mean scores, summed over distances (mean kept), heads and "
         "pairs, that sits in pairs whose wavelength exceeds the length in which they were formed "
         f"({' and '.join(f'{kind.length:,}' for kind in style.kinds(ds))} tokens). ",

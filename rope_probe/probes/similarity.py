@@ -103,17 +103,28 @@ def free_rho(call: Call, states: torch.Tensor, item: int, rows: np.ndarray, sink
     return total, count, full
 
 
-def rho_at(call: Call, states: torch.Tensor, distance: int, sink: int) -> torch.Tensor:
-    """Spearman correlation over query positions, key always `distance` tokens back, shape (batch, head)."""
-    first, last = slice(sink, states.shape[1] - distance), slice(sink + distance, None)
-    similar = inner(states[:, last], states[:, first]).float()[:, None]
-    seen = visible_at(call, distance)[..., sink:]
-    seen = None if seen.all() else seen
-    return spearman(
-        similar if seen is None else similar.expand(torch.broadcast_shapes(similar.shape, seen.shape)),
-        scores_at(call, distance)[..., sink:],
-        seen,
-    )
+def fixed_rho(call: Call, states: torch.Tensor, distances: list[int], sink: int) -> torch.Tensor:
+    """Spearman correlation over query positions, key always `distance` tokens back, of a batch and layer.
+
+    Returns
+    -------
+    Tensor of float64, shape (batch, head, distance)
+    """
+    (batch, length, _), heads = states.shape, call.q.shape[1]
+    if not distances:
+        return states.new_zeros((batch, heads, 0))
+    # one row for each distance, short ones padded; heads first, for they share the similarities
+    shape = (batch, len(distances), length - sink - min(distances))
+    similar, score = (torch.zeros(size, device=states.device) for size in (shape, (heads, *shape)))
+    seen = torch.zeros((heads, *shape), dtype=torch.bool, device=states.device)
+    for row, distance in enumerate(distances):
+        size = length - sink - distance
+        similar[:, row, :size] = inner(states[:, sink + distance :], states[:, sink : length - distance])
+        score[:, :, row, :size] = scores_at(call, distance)[..., sink:].transpose(0, 1)
+        seen[:, :, row, :size] = visible_at(call, distance)[..., sink:].transpose(0, 1)
+    alike = call.mask is None or call.mask.dim() < 4 or call.mask.shape[1] == 1  # what all heads see
+    seen = seen[0] if alike else seen
+    return spearman(similar.expand(seen.shape), score, seen).transpose(0, 1)
 
 
 class _Similarity:
@@ -135,8 +146,7 @@ class _Similarity:
         rows = self.rows[self.done : self.done + len(states)]
         free = [free_rho(call, states, item, own, self.sink) for item, own in enumerate(rows)]
         total, count, used = (torch.stack(values) for values in zip(*free, strict=True))
-        near = [rho_at(call, states, distance, self.sink) for distance in self.distances]
-        near = torch.stack(near, -1) if near else total.new_zeros((*total.shape, 0))
+        near = fixed_rho(call, states, self.distances, self.sink)
         # one sum each: not finite as soon as anything in it is not
         finite = torch.stack([x.sum().isfinite() for x in (states, call.q, call.k)])
         self._pending[call.layer] = (total / count, near, used, finite)
