@@ -221,6 +221,7 @@ def read(tap: Tap, tokens: np.ndarray, batch: int) -> Iterator[tuple[int, int]]:
     """
     device = input_device(tap.decoder)
     for start in range(0, len(tokens), batch):
-        block = torch.tensor(tokens[start : start + batch], dtype=torch.long, device=device)  # a copy: the file is read-only
+        # a copy, since a token file is mapped read-only
+        block = torch.tensor(tokens[start : start + batch], dtype=torch.long, device=device)
         tap.run(block)
         yield start, start + len(block)
