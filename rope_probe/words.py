@@ -34,7 +34,8 @@ def ranges(values: list[int]) -> str:
 
 def base(value: float) -> str:
     """A RoPE base: 10000, 1e6, 1.5e5."""
-    return f"{value:g}".replace("e+0", "e").replace("e+", "e")
+    mantissa, _, exponent = f"{value:g}".partition("e")
+    return mantissa if not exponent else f"{mantissa}e{int(exponent)}"
 
 
 def override(provenance: dict) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 import typer
 
 from ..errors import ProbeError, UsageError
-from ..words import override
 
 
 def parse_layers(text: str | None, option: str = "--layers", noun: str = "layers") -> list[int] | None:
@@ -140,13 +139,6 @@ def _peak_memory() -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform != "darwin" else peak / 1e9
-
-
-def display_name(ds) -> str:
-    """The model's short name for tables, captions and file names."""
-    source = json.loads(ds.attrs.get("provenance", "{}"))
-    name = source.get("file") if str(ds.attrs["model"]).startswith("demo:") else None
-    return (name or Path(str(ds.attrs["model"])).name) + override(source)
 
 
 def check_sources(**sources) -> None:

@@ -17,7 +17,7 @@ DatasetName = Annotated[
 ]
 Tokens = Annotated[
     str | None,
-    typer.Option("--tokens", metavar="FILE.npy", help="Integer token ids [segments, length]; no tokenizer needed."),
+    typer.Option("--tokens", metavar="FILE.npy", help=r"Integer token ids \[segments, length]; no tokenizer needed."),
 ]
 Segments = Annotated[int | None, typer.Option("--segments", metavar="N", help="Segments to read (default 16).")]
 Length = Annotated[int | None, typer.Option("--length", metavar="T", help="Tokens per segment (default 1024).")]

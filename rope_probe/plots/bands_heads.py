@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import ProbeError
+from ..words import base
 from . import heat, style
 
 PANELS = {"q": ("q_norm", "q_top", "queries ‖q‖", "heads"), "k": ("k_norm", "k_top", "keys ‖k‖", "kv_heads")}
@@ -111,7 +112,7 @@ def bands_heads_caption(ds, layer=None) -> str:
         middle = np.median(peaks[np.isfinite(peaks)])
         chosen = f", whose mean dominant key pair ({peaks[row]:.1f}) is nearest the median over layers ({middle:.1f})"
     return (
-        f"Layer {ds['layer'].values[row]} ({kind.name}, base {style.number(kind.base)}){chosen}. Color: mean norm of a "
+        f"Layer {ds['layer'].values[row]} ({kind.name}, base {base(kind.base)}){chosen}. Color: mean norm of a "
         "rotary pair, divided by the largest of the head (no unit). x: pair, 0 the fastest, and its wavelength in "
         "tokens; y: head, a key head as high as the query heads that share it. Dot: the pair that is largest for most "
         "tokens. " + style.prediction([kind]) + style.source(ds, resting=False)

@@ -6,6 +6,7 @@ from itertools import cycle
 
 import numpy as np
 
+from ..words import base
 from . import style
 from .bands_profile import PANELS, relative
 from .similarity_layers import similarity_layers
@@ -101,7 +102,7 @@ def _measured(ax, kind, i_band, height: float, color: str) -> None:
 def compare_bands_caption(curves) -> str:
     """What the axes of `compare_bands` show, for a caption."""
     parts = [
-        f"{label}: {style.count(len(kind.rows), 'layer')}, base {style.number(kind.base)}, L\xa0=\xa0{kind.length:,}, "
+        f"{label}: {style.count(len(kind.rows), 'layer')}, base {base(kind.base)}, L\xa0=\xa0{kind.length:,}, "
         f"i_band {kind.summary['i_band_usage']:.1f} of {kind.pairs} pairs by usage"
         for _, kind, _, _, label in curves
         if kind.summary["i_band_usage"] is not None

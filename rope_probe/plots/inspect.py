@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..words import base
 from . import style
-
-_MANY = ("#004488", "#d95f02", "#117733", "#aa3377", "#888888", "#66aadd", "#bbaa33", "#000000")
 
 
 def inspect(described: list[dict], ax=None):
@@ -30,7 +29,7 @@ def inspect(described: list[dict], ax=None):
     from matplotlib.patches import Patch
 
     ladders = [(entry, kind) for entry in described for kind in entry["kinds"] if kind["rotates"]]
-    colors = [color for color, _ in zip(cycle(_MANY), ladders, strict=False)]
+    colors = [color for color, _ in zip(cycle(style.SERIES), ladders, strict=False)]
     labels = [_label(entry, kind, len(described) > 1) for entry, kind in ladders]
     own = ax is None
     with style.look(own):
@@ -69,7 +68,7 @@ def _ladder(ax, entry: dict, kind: dict, color: str, label: str) -> None:
 def _label(entry: dict, kind: dict, several: bool) -> str:
     name = Path(entry["model"]).name.removesuffix(".json").removesuffix(".gguf")
     scaled = "" if kind["rope_type"] == "default" else f", {kind['rope_type']}"
-    layers = f"{kind['layer_type'].replace('_', ' ')}, base {style.number(kind['base'])}{scaled}"
+    layers = f"{kind['layer_type'].replace('_', ' ')}, base {base(kind['base'])}{scaled}"
     return f"{name}: {layers}" if several else layers
 
 

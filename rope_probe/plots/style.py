@@ -19,7 +19,7 @@ import numpy as np
 from .. import theory
 from ..errors import ProbeError
 from ..probes import summary
-from ..words import model_name
+from ..words import base, model_name
 
 FORMATS = (".pdf", ".png", ".svg")
 
@@ -105,7 +105,7 @@ class Kind:
     @property
     def label(self) -> str:
         window = "window " if self.window == self.length else ""
-        return f"{self.name} ({count(len(self.rows), 'layer')}, base {number(self.base)}, L = {window}{self.length:,})"
+        return f"{self.name} ({count(len(self.rows), 'layer')}, base {base(self.base)}, L = {window}{self.length:,})"
 
     @property
     def prediction(self) -> str:
@@ -114,7 +114,7 @@ class Kind:
         off = "" if 0 <= low and high <= self.pairs - 1 else f", off the ladder of {self.pairs} pairs"
         formed = f"L\xa0=\xa0{self.length:,}"
         if self.summary["formation_base"] != self.base:
-            formed += f", formed with base {number(self.summary['formation_base'])}"
+            formed += f", formed with base {base(self.summary['formation_base'])}"
         return f"{self.name}, pairs {low:.1f} to {high:.1f}{off}, j*\xa0=\xa0{self.variance:.1f}, {formed}"
 
 
@@ -290,12 +290,6 @@ def short(tokens: int) -> str:
         if tokens >= size:
             return f"{tokens // size}{unit}"
     return str(tokens)
-
-
-def number(value: float) -> str:
-    """10000, 1e6, 1.5e8: a base in few characters."""
-    mantissa, _, exponent = f"{value:.6g}".partition("e")
-    return mantissa if not exponent else f"{mantissa}e{int(exponent)}"
 
 
 def count(size: int, noun: str) -> str:

@@ -6,7 +6,6 @@ Sources: Oka et al. (frequency bands: dominant pair, i_band), Barbero et al., ar
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,12 +16,12 @@ import xarray as xr
 from .. import results
 from ..accumulate import Moments
 from ..checkpoints import Checkpoint
-from ..errors import ProbeError, ProbeWarning, UsageError
+from ..errors import ProbeError, UsageError
 from ..rotary import RotaryLayer, with_formation
 from ..tap import Call, Tap, read
 from ..texts import check_sources, segments_for
 from ..verify import not_finite, to_pairs
-from .common import choose_layers, default_batch, uninterrupted
+from .common import Reading, choose_layers, default_batch
 
 
 def pair_power(x: torch.Tensor, layer: RotaryLayer) -> torch.Tensor:
@@ -285,20 +284,11 @@ def bands(
         raise ProbeError("none of the chosen layers rotates, so there are no rotary pairs to measure.")
     observer = BandsObserver(selected, control)
     batch = batch or default_batch(ckpt.device, size)
-    done = 0
-    try:
-        with Tap(ckpt.decoder, observer, layers=observer.layers, stop=True) as tap:
-            for start, stop in read(tap, chosen.ids, batch):
-                with uninterrupted():
-                    observer.commit(stop - start, size)
-                    done = stop
-                if progress:
-                    progress(done, count)
-    except (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError) as error:
-        if not done:
-            raise
-        if not isinstance(error, KeyboardInterrupt):
-            warnings.warn(f"stopped after {done} of {count} segments: {error}", ProbeWarning, stacklevel=2)
+    with Reading(count, progress) as reading, Tap(ckpt.decoder, observer, layers=observer.layers, stop=True) as tap:
+        for start, stop in read(tap, chosen.ids, batch):
+            with reading.merging(stop):
+                observer.commit(stop - start, size)
+    done = reading.done
     ds = xr.Dataset(observer.variables(), coords=coordinates(ckpt, selected, formation))
     options = {"control": control, "formation": formation or {}, "layers": sorted(observer.layers), "batch": batch}
     read_so_far = replace(chosen, ids=chosen.ids[:done])

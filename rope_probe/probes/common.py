@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import warnings
+from collections.abc import Callable
 
-from ..errors import ProbeError, UsageError
+import torch
+
+from ..errors import ProbeError, ProbeWarning, UsageError
 from ..rotary import Geometry, RotaryLayer
 
 
@@ -48,3 +52,44 @@ def uninterrupted():
         signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
         if arrived and callable(previous):
             previous(*arrived[0])
+
+
+class Reading:
+    """Context of a run over segments: an interrupt, or a failure in a later batch, keeps what was measured.
+
+    Parameters
+    ----------
+    count : int
+        Segments in all.
+    progress : callable, optional
+        Called with (segments read, segments in all) after every batch.
+
+    Attributes
+    ----------
+    done : int
+        Segments whose statistics are merged.  An error before the first of them goes through.
+    """
+
+    def __init__(self, count: int, progress: Callable[[int, int], None] | None = None):
+        self.count, self.progress, self.done = count, progress, 0
+
+    def __enter__(self) -> Reading:
+        return self
+
+    @contextlib.contextmanager
+    def merging(self, stop: int):
+        """Merge a batch inside: whole or not at all, and counted as soon as it is."""
+        with uninterrupted():
+            yield
+            self.done = stop
+        if self.progress:
+            self.progress(self.done, self.count)
+
+    def __exit__(self, kind, error, traceback) -> bool:
+        kept = (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError)
+        if not self.done or not isinstance(error, kept):
+            return False
+        if not isinstance(error, KeyboardInterrupt):
+            message = f"stopped after {self.done} of {self.count} segments: {error}"
+            warnings.warn(message, ProbeWarning, stacklevel=3)
+        return True

@@ -6,7 +6,6 @@ Xiao et al., arXiv 2309.17453 (attention sinks), Olsson et al., arXiv 2209.11895
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,12 +15,12 @@ import xarray as xr
 
 from .. import results
 from ..checkpoints import Checkpoint
-from ..errors import ProbeError, ProbeWarning, UsageError
+from ..errors import ProbeError, UsageError
 from ..rotary import RotaryLayer
 from ..tap import Call, Tap, input_device, read
 from ..texts import check_sources, segments_for
 from .bands import BandsObserver, coordinates
-from .common import choose_layers, default_batch, uninterrupted
+from .common import Reading, choose_layers, default_batch
 from .heads_core import pair_profile, shrunk_map, visible_counts, weight_sums
 from .heads_summary import NEAREST, ROLES
 
@@ -238,20 +237,11 @@ def heads(
     observer = _Heads(selected, size, attention_map)
     batch = batch or default_batch(ckpt.device, size)
     score, repeats = _induction(ckpt, observer.layers, seed)
-    done = 0
-    try:
-        with Tap(ckpt.decoder, observer, layers=observer.layers, stop=True) as tap:
-            for start, stop in read(tap, chosen.ids, batch):
-                with uninterrupted():
-                    observer.commit(stop - start, size)
-                    done = stop
-                if progress:
-                    progress(done, count)
-    except (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError) as error:
-        if not done:
-            raise
-        if not isinstance(error, KeyboardInterrupt):
-            warnings.warn(f"stopped after {done} of {count} segments: {error}", ProbeWarning, stacklevel=2)
+    with Reading(count, progress) as reading, Tap(ckpt.decoder, observer, layers=observer.layers, stop=True) as tap:
+        for start, stop in read(tap, chosen.ids, batch):
+            with reading.merging(stop):
+                observer.commit(stop - start, size)
+    done = reading.done
     ds = xr.Dataset(observer.variables(done, size), coords=coordinates(ckpt, selected, formation))
     ds["induction"] = (("layer", "head"), score)
     ds["role"] = (("layer", "head"), roles(ds, thresholds))

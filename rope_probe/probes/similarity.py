@@ -6,7 +6,6 @@ hidden-state cosine similarity and attention, and the same at fixed distance.  I
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -18,11 +17,11 @@ from .. import results
 from ..accumulate import mean_and_error
 from ..attention import inner, logits, scores_at, visible, visible_at
 from ..checkpoints import Checkpoint
-from ..errors import ProbeError, ProbeWarning, UsageError
+from ..errors import ProbeError, UsageError
 from ..rotary import RotaryLayer
 from ..tap import Call, Tap, read
 from ..texts import check_sources, segments_for
-from .common import choose_layers, default_batch, uninterrupted
+from .common import Reading, choose_layers, default_batch
 from .ranks import spearman
 
 FEWEST_KEYS = 32  # a row with fewer keys is left out
@@ -278,22 +277,16 @@ def similarity(
     rows = [sample_rows(segment, size, sink, queries, seed) for segment in range(count)]
     observer = _Similarity(selected, heads, rows, distances, sink)
     batch = batch or default_batch(ckpt.device, size)
-    done = 0
     if progress:
         progress(0, count)
-    try:
-        with Tap(ckpt.decoder, observer, layers=observer.layers, stop=True, hidden=True) as tap:
-            for start, stop in read(tap, chosen.ids, batch):
-                with uninterrupted():
-                    observer.commit(stop - start)
-                    done = stop
-                if progress:
-                    progress(done, count)
-    except (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError) as error:
-        if not done:
-            raise
-        if not isinstance(error, KeyboardInterrupt):
-            warnings.warn(f"stopped after {done} of {count} segments: {error}", ProbeWarning, stacklevel=2)
+    with (
+        Reading(count, progress) as reading,
+        Tap(ckpt.decoder, observer, layers=observer.layers, stop=True, hidden=True) as tap,
+    ):
+        for start, stop in read(tap, chosen.ids, batch):
+            with reading.merging(stop):
+                observer.commit(stop - start)
+    done = reading.done
     ds = xr.Dataset(observer.variables(), coords=results.layer_coordinates(selected))
     ds = ds.assign_coords(head=heads, distance=distances)
     options = {"queries": queries, "sink": sink, "seed": seed, "heads": heads, "batch": batch}

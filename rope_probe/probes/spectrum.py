@@ -5,7 +5,6 @@ Source: FoPE, arXiv 2412.17739 (spectrum damage, leakage, floor frequency).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ import xarray as xr
 from .. import results, theory
 from ..attention import scores, weights
 from ..checkpoints import Checkpoint
-from ..errors import ProbeError, ProbeWarning, UsageError
+from ..errors import ProbeError, UsageError
 from ..interventions import PARTS
 from ..rotary import RotaryLayer
 from ..tap import Call, Tap, input_device
@@ -24,7 +23,7 @@ from ..texts import segments_for
 from ..verify import to_pairs
 from . import spectrum_core as core
 from .bands import pair_power
-from .common import choose_layers, default_batch, uninterrupted
+from .common import Reading, choose_layers, default_batch
 from .spectrum_tones import Tones
 
 FEWEST = 8  # distances of which a spectrum says anything
@@ -299,8 +298,7 @@ def spectrum(
         raise ProbeError("none of the chosen layers rotates, so there are no tones to look for.")
     observer = _Profiles(selected, distances, size, count, weights)
     batch = batch or default_batch(ckpt.device, size)
-    done = 0
-    try:
+    with Reading(count, progress) as reading:
         for start in range(0, count, batch):
             stop = min(start + batch, count)
             ids = torch.as_tensor(chosen.ids[start:stop], device=input_device(ckpt.decoder))
@@ -311,18 +309,11 @@ def spectrum(
                 tones.measure(ids, observer.runs)
                 tones.check()
             observer.check()
-            with uninterrupted():
+            with reading.merging(stop):
                 observer.commit()
                 if tones:
                     tones.commit()
-                done = stop
-            if progress:
-                progress(done, count)
-    except (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError) as error:
-        if not done:
-            raise
-        if not isinstance(error, KeyboardInterrupt):
-            warnings.warn(f"stopped in segments {done} to {done + batch - 1}: {error}", ProbeWarning, stacklevel=2)
+    done = reading.done
     ds = xr.Dataset(_finish(observer, size, distances, window, keep_pairs), coords=results.layer_coordinates(selected))
     ds["resolvable"] = (("layer", "pair"), _padded([core.resolvable(layer, distances) for layer in selected]))
     ds["distances"] = ("layer", [core.available(layer, distances) for layer in selected])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from ...words import amount, base, ranges, tokens
-from ..common import display_name
+from ...words import amount, base, model_name, ranges, tokens
 
 RULE_NAMES = {
     "variance": "variance (j*)",
@@ -71,7 +70,7 @@ def render(ds, summary: dict) -> None:
     read = f"{summary['segments']} × {summary['length']:,} tokens of {summary['corpus']}"
     if summary["partial"]:
         read += " (interrupted: what was read until then)"
-    console.print(f"[bold]{display_name(ds)}[/bold]   {read}", highlight=False)
+    console.print(f"[bold]{model_name(ds)}[/bold]   {read}", highlight=False)
     table = Table(show_header=len(groups) > 1, box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("")
     for name in groups:

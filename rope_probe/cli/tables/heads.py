@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...probes.heads_summary import FAST, GROUPS
-from ...words import amount, ranges, tokens
-from ..common import display_name
+from ...words import amount, model_name, ranges, tokens
 
 MANY = 8  # heads named of each sort
 NAMES = {0: "own token", 1: "previous token"}
@@ -21,7 +20,7 @@ def render(ds, summary: dict) -> None:
     read = f"{summary['segments']} × {summary['length']:,} tokens of {summary['corpus']}"
     if summary["partial"]:
         read += " (interrupted: what was read until then)"
-    console.print(f"[bold]{display_name(ds)}[/bold]   {read}", highlight=False)
+    console.print(f"[bold]{model_name(ds)}[/bold]   {read}", highlight=False)
     sums = summary["groups"]["all"]["row_sum"] < 0.9995  # sink logits take a share
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     titles = ["", "heads", "i_band", "usage", "λ", "fast", "distance", "entropy", "sink", *["sum"] * sums]

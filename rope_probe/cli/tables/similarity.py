@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...probes.similarity_summary import FEW
-from ...words import ranges
-from ..common import display_name
+from ...words import model_name, ranges
 
 MANY = 36  # layers from which on neighbours share a row
 
@@ -25,7 +24,7 @@ def render(ds, summary: dict) -> None:
     read = f"{summary['segments']} × {summary['length']:,} tokens of {summary['corpus']}"
     if summary["partial"]:
         read += " (interrupted: what was read until then)"
-    console.print(f"[bold]{display_name(ds)}[/bold]   {read}", highlight=False)
+    console.print(f"[bold]{model_name(ds)}[/bold]   {read}", highlight=False)
     rows = "all query rows" if summary["queries"] == "all" else f"{summary['queries']} query rows per segment"
     console.print(f"{rows}, keys from position {summary['sink']} on", highlight=False)
     console.print(_layers(summary), highlight=False)

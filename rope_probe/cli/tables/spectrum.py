@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...probes.spectrum_summary import CLEAN, PURE
-from ...words import base, ranges
-from ..common import display_name
+from ...words import base, model_name, ranges
 
 MANY = 6  # injected pairs from which on layers are summed up in one row
 
@@ -89,7 +88,7 @@ def render(ds, summary: dict) -> None:
     read = f"{summary['segments']} × {summary['length']:,} tokens of {summary['corpus']}"
     if summary["partial"]:
         read += " (interrupted: what was read until then)"
-    console.print(f"[bold]{display_name(ds)}[/bold]   {read}", highlight=False)
+    console.print(f"[bold]{model_name(ds)}[/bold]   {read}", highlight=False)
     table = Table(show_header=len(groups) > 1, box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("", no_wrap=True)
     for name in groups:

@@ -7,8 +7,7 @@ import textwrap
 from rich.console import Console
 from rich.table import Table
 
-from ...words import amount, base, ranges
-from ..common import display_name
+from ...words import amount, base, model_name, ranges
 from .bands import RULE_NAMES
 
 
@@ -17,7 +16,7 @@ def render(ds, summary: dict) -> None:
     console = Console()
     kinds = summary["by_layer_type"]
     read = f"{summary['segments']} × {summary['length']:,} tokens of {summary['corpus']}"
-    console.print(f"[bold]{display_name(ds)}[/bold]   {read}", highlight=False)
+    console.print(f"[bold]{model_name(ds)}[/bold]   {read}", highlight=False)
     for name, last in kinds.items():
         words = f"base {base(last['formation_base'])}, length {last['length']:,}, {last['pairs']} pairs"
         console.print(f"{name.replace('_', ' ')}, layers {ranges(last['layers'])}: {words}", highlight=False)

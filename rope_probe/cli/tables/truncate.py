@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...probes.truncate_summary import HARMLESS
-from ...words import ranges
-from ..common import display_name
+from ...words import model_name, ranges
 
 SHOWN = 10  # pairs in the table of knockouts
 MODE_NAMES = {"unrotate": "not rotated", "remove": "removed"}
@@ -94,7 +93,7 @@ def render(ds, summary: dict) -> None:
     read = f"{summary['segments']} × {summary['length']:,} tokens of {summary['corpus']}"
     if summary["partial"]:
         read += " (interrupted: what was read until then)"
-    console.print(f"[bold]{display_name(ds)}[/bold]   {read}", highlight=False)
+    console.print(f"[bold]{model_name(ds)}[/bold]   {read}", highlight=False)
     error = "" if summary["nll_se"] is None else f" ± {summary['nll_se']:.4f}"
     console.print(
         f"intact: {summary['nll']:.4f}{error} nats/token, perplexity {summary['perplexity']:.2f}", highlight=False
