@@ -215,3 +215,15 @@ def test_notes_say_what_is_unusual(tmp_path):
 def test_a_bare_config_needs_no_weights(tmp_path):
     source, raw = raw_config(written(tmp_path, SMALL))
     assert source.local and raw["model_type"] == "llama"
+
+
+def test_figure_names_only_the_lines_it_draws(tmp_path):
+    from rope_probe.plots import inspect as plot
+
+    def legend(name):
+        found = describe(read_config(written(tmp_path, CASES[name]["config"], name)), name)
+        ax = plot([found])
+        return [text.get_text() for legend in ax.figure.legends for text in legend.get_texts()]
+
+    assert "context seen" in legend("meta-llama__Llama-3.1-8B")  # formed at 8k, claims 128k
+    assert "context seen" not in legend("google__gemma-3-270m")  # the window and the context are the trained lengths

@@ -12,7 +12,7 @@ from . import style
 
 
 def inspect(described: list[dict], ax=None):
-    """Ladder of wavelengths with the trained length, the context claimed, the floor and the predicted band.
+    """Ladder of wavelengths with the trained length, the context its heads see, the floor and the predicted band.
 
     Parameters
     ----------
@@ -31,11 +31,12 @@ def inspect(described: list[dict], ax=None):
     ladders = [(entry, kind) for entry in described for kind in entry["kinds"] if kind["rotates"]]
     colors = [color for color, _ in zip(cycle(style.SERIES), ladders, strict=False)]
     labels = [_label(entry, kind, len(described) > 1) for entry, kind in ladders]
+    beyond = any(_beyond(kind) for _, kind in ladders)
     own = ax is None
     with style.look(own):
         marks = [
             Line2D([], [], color="#555555", ls=":", label="trained length"),
-            Line2D([], [], color="#555555", ls=(0, (5, 2)), lw=0.8, label="context claimed"),
+            *([Line2D([], [], color="#555555", ls=(0, (5, 2)), lw=0.8, label="context seen")] if beyond else []),
             Patch(color="#555555", alpha=0.2, lw=0, label="predicted: one turn to half a turn"),
         ]
         curves = [Line2D([], [], color=c, label=text) for c, text in zip(colors, labels, strict=True)]
@@ -59,17 +60,26 @@ def _ladder(ax, entry: dict, kind: dict, color: str, label: str) -> None:
     turning = inv_freq > 0
     ax.plot(np.flatnonzero(turning), 2 * np.pi / inv_freq[turning], color=color, label=label)
     ax.axhline(kind["length"], color=color, lw=0.9, ls=":")
-    if kind["reach"] and kind["reach"] != kind["length"]:
+    if _beyond(kind):
         ax.axhline(kind["reach"], color=color, lw=0.8, ls=(0, (5, 2)))
     low, high = sorted((kind["predicted"]["full_turn"], kind["predicted"]["half_turn"]))
     ax.axvspan(low, high, color=color, alpha=0.15, lw=0)
 
 
+def _beyond(kind: dict) -> bool:
+    """Is the context that its heads see another one than the trained length?"""
+    return bool(kind["reach"]) and kind["reach"] != kind["length"]
+
+
 def _label(entry: dict, kind: dict, several: bool) -> str:
-    name = Path(entry["model"]).name.removesuffix(".json").removesuffix(".gguf")
+    name = _name(entry)
     scaled = "" if kind["rope_type"] == "default" else f", {kind['rope_type']}"
     layers = f"{kind['layer_type'].replace('_', ' ')}, base {base(kind['base'])}{scaled}"
     return f"{name}: {layers}" if several else layers
+
+
+def _name(entry: dict) -> str:
+    return Path(entry["model"]).name.removesuffix(".json").removesuffix(".gguf")
 
 
 def _caption(ladders, labels) -> str:
@@ -83,5 +93,5 @@ def _caption(ladders, labels) -> str:
         "them from its configuration. Dotted: trained length (for sliding layers the window); pairs above it never finish a "
         "turn (the floor). Shade: predicted band, one turn to half a turn within the trained length. "
         + "; ".join(parts)
-        + "."
+        + f". Model: {', '.join(dict.fromkeys(_name(entry) for entry, _ in ladders))}."
     )
