@@ -51,8 +51,12 @@ def test_norms_and_tops_equal_projection_hooks(smollm2, tokens, measured):
             norms = np.hypot(x[..., :32], x[..., 32:])  # half-split pairs (i, i + 32)
             rest = norms[:, 1:].reshape(-1, *norms.shape[2:])
             np.testing.assert_allclose(measured[side][index], rest.mean(0), rtol=1e-5)
-            counts = (rest.argmax(-1)[..., None] == np.arange(32)).sum(0)
-            np.testing.assert_array_equal(measured[top][index], counts)
+            # a token whose two largest pairs are equal to float32 may count for either, as the sums are ordered
+            largest = rest >= rest.max(-1, keepdims=True) * (1 - 1e-5)
+            sure = largest & (largest.sum(-1, keepdims=True) == 1)
+            counts = measured[top][index].values
+            assert (sure.sum(0) <= counts).all() and (counts <= largest.sum(0)).all()
+            assert (counts.sum(-1) == len(rest)).all() and sure.sum() > 0.999 * counts.sum()
             if side != "v_norm":
                 np.testing.assert_allclose(measured[f"{side}_std"][index], rest.std(0), rtol=1e-4)
                 np.testing.assert_allclose(measured[f"{side}_first"][index], norms[:, 0].mean(0), rtol=1e-5)

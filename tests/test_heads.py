@@ -216,7 +216,8 @@ def test_bands_come_with_it_and_hold_for_semantic_heads(smollm2, ids, measured):
 
 def test_the_map_is_the_mean_over_cells(smollm2, ids, measured, monkeypatch):
     whole = rp.attention_map(smollm2, 18, 6, ids[0])
-    np.testing.assert_allclose(measured["attention_map"], whole, atol=1e-6)
+    # a batch of another shape sums in another order; what that does to a score is the relative error of its weight
+    np.testing.assert_allclose(measured["attention_map"], whole, rtol=1e-4, atol=1e-6)
     monkeypatch.setattr("rope_probe.probes.heads.PIXELS", 50)
     small = rp.heads(smollm2, tokens=ids[:, :110], layers=[3], attention_map=(3, 6))["attention_map"].values
     whole = rp.attention_map(smollm2, 3, 6, ids[0, :110])

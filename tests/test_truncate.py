@@ -39,7 +39,7 @@ def test_likelihood_equals_full_logits(name):
     model, ids = NAMED[name].build(), token_ids(NAMED[name].lengths[-1])
     expected = full_logits_nll(model, ids)
     for chunk in (None, 1, 5):
-        torch.testing.assert_close(token_nll(model, ids, chunk).double(), expected, rtol=0, atol=2e-6)
+        torch.testing.assert_close(token_nll(model, ids, chunk).double(), expected, rtol=1e-6, atol=2e-6)
     assert expected.std() > 1e-3
     torch.testing.assert_close(full_logits_nll(model, ids), expected, rtol=0, atol=0)  # the head is the model's again
 

@@ -30,7 +30,6 @@ def similarity_heads(ds, ax=None, panels=("free", "fixed")):
     ProbeError
         A panel is not known; the number of axes is not that of the panels.
     """
-    import seaborn
     from matplotlib.ticker import MaxNLocator
 
     given = style.given_axes(ax, panels, PANELS, "similarity_heads")
@@ -48,7 +47,7 @@ def similarity_heads(ds, ax=None, panels=("free", "fixed")):
                 columns,
                 edges,
                 np.ma.masked_invalid(rho),
-                cmap=seaborn.color_palette("vlag", as_cmap=True),
+                cmap="RdBu_r",
                 vmin=-top,
                 vmax=top,
                 edgecolors="face",
