@@ -77,7 +77,7 @@ def test_ctrl_c_after_the_last_segment_changes_nothing(probe, interrupt):
 def test_ctrl_c_while_numbers_are_merged_waits_for_the_batch(probe, monkeypatch, first_three):
     from rope_probe.probes.bands import BandsObserver
 
-    merge, calls = BandsObserver._merge_segment, []
+    merge, calls = BandsObserver.merge, []
 
     def pressed(self, *arguments):
         calls.append(1)
@@ -85,7 +85,7 @@ def test_ctrl_c_while_numbers_are_merged_waits_for_the_batch(probe, monkeypatch,
             signal.raise_signal(signal.SIGINT)
         merge(self, *arguments)
 
-    monkeypatch.setattr(BandsObserver, "_merge_segment", pressed)
+    monkeypatch.setattr(BandsObserver, "merge", pressed)
     assert probe("--batch", "1", "-o", "a.nc").code == 1
     same_numbers("a.nc", first_three, 3)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

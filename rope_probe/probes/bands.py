@@ -18,10 +18,11 @@ from ..accumulate import Moments
 from ..checkpoints import Checkpoint
 from ..errors import ProbeError, UsageError
 from ..rotary import RotaryLayer, with_formation
-from ..tap import Call, Tap, read
+from ..tap import Call
 from ..texts import check_sources, segments_for
 from ..verify import not_finite, to_pairs
-from .common import Reading, choose_layers, default_batch
+from .common import choose_layers, default_batch
+from .reading import Blocks, Observer, measure
 
 
 def pair_power(x: torch.Tensor, layer: RotaryLayer) -> torch.Tensor:
@@ -72,28 +73,33 @@ def _block(power: torch.Tensor, rotating: int) -> dict[str, torch.Tensor]:
     }
 
 
-class BandsObserver:
-    """Observer of one run: keeps a batch's block sums on the device, merges them when the batch is whole."""
+class BandsObserver(Observer):
+    """Norms and tops of every layer, of `count` segments of `length` tokens."""
 
-    def __init__(self, layers: list[RotaryLayer], control: bool):
+    state = ("norm", "first", "top", "unrotated", "values", "dominant")
+
+    def __init__(self, layers: list[RotaryLayer], count: int, length: int, control: bool = False):
         self.layers = {layer.layer: layer for layer in layers}
+        self.length = length
         self.row = {layer.layer: i for i, layer in enumerate(layers)}
         heads = max(layer.heads for layer in layers)
         kv = max(layer.kv_heads for layer in layers)
         pairs = max(layer.pairs for layer in layers)
         self.sides = {"q": heads, "k": kv}
         self.control = control
-        self.value_shape = (len(layers), 0, 0)
         size = len(layers)
         self.norm = {side: Moments((size, n, pairs)) for side, n in self.sides.items()}
         self.first = {side: Moments((size, n, pairs)) for side, n in self.sides.items()}
         self.top = {side: np.zeros((size, n, pairs)) for side, n in self.sides.items()}
         self.unrotated = {side: Moments((size, n)) for side, n in self.sides.items()}
         self.values: dict[str, object] = {}
-        self.dominant: dict[str, list[np.ndarray]] = {"k": [], "q": [], "usage": []}
+        self.dominant = {name: np.full((count, size), np.nan) for name in ("k", "q", "usage")}
         self._pending: dict[tuple[int, str, str], torch.Tensor] = {}
 
     # -- while the model runs
+
+    def begin(self, start: int, stop: int) -> None:
+        self._pending.clear()
 
     def __call__(self, call: Call) -> None:
         layer = self.layers[call.layer]
@@ -118,50 +124,51 @@ class BandsObserver:
 
     # -- between batches
 
-    def commit(self, segments: int, length: int) -> None:
-        """Merge the blocks of a finished batch of `segments`."""
+    def blocks(self) -> Blocks:
         keys = list(self._pending)
-        flat = torch.cat([self._pending[key].flatten().float() for key in keys]).cpu().numpy()
+        flat = torch.cat([self._pending[key].flatten().float().cpu() for key in keys]).numpy()
         sizes = [self._pending[key].numel() for key in keys]
-        blocks = {}
+        found = {}
         for key, values in zip(keys, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
-            blocks[key] = values.astype(np.float64).reshape(tuple(self._pending[key].shape))
-        self._pending.clear()
-        for (index, side, _), values in blocks.items():
             if not np.isfinite(values).all():
-                raise not_finite(side, index)
-        for segment in range(segments):
-            self._merge_segment(blocks, segment, length)
+                raise not_finite(key[1], key[0])
+            found[key] = values.reshape(tuple(self._pending[key].shape))
+        self._pending.clear()
+        return found
 
-    def _merge_segment(self, blocks, segment: int, length: int) -> None:
-        dominant = {name: np.full(len(self.layers), np.nan) for name in self.dominant}
-        for index, layer in self.layers.items():
-            row = self.row[index]
-            for side in ("q", "k"):
-                if (index, side, "unrotated") in blocks:
-                    values = blocks[index, side, "unrotated"][segment]
-                    self.unrotated[side].add((row, slice(len(values))), 1, values, 0.0)
-            if not layer.rotates:
-                continue
-            means = {}
-            for side in ("q", "k"):
-                block = {name: blocks[index, side, name][segment] for name in ("first", "mean", "m2", "top")}
-                heads, pairs = block["mean"].shape
-                where = (row, slice(heads), slice(pairs))
-                self.norm[side].add(where, length - 1, block["mean"], block["m2"])
-                self.first[side].add(where, 1, block["first"], 0.0)
-                self.top[side][where] += block["top"]
-                dominant[side][row] = block["top"].argmax(-1).mean()
-                means[side] = block["mean"]
-            product = means["q"] * np.repeat(means["k"], layer.heads // layer.kv_heads, axis=0)
-            dominant["usage"][row] = product[:, : layer.pairs - layer.zero_pairs].argmax(-1).mean()
-            if (index, "v", "mean") in blocks:
-                self._merge_values(row, blocks, index, segment, length)
-        for name, values in dominant.items():
-            self.dominant[name].append(values)
+    def merge(self, blocks: Blocks, start: int, stop: int) -> None:
+        blocks = {key: values.astype(np.float64) for key, values in blocks.items()}
+        present = {index for index, *_ in blocks}
+        for segment in range(start, stop):
+            for index in self.layers.keys() & present:
+                self._merge_layer(blocks, index, segment, segment - start)
 
-    def _merge_values(self, row, blocks, index, segment, length) -> None:
-        mean = blocks[index, "v", "mean"][segment]
+    def _merge_layer(self, blocks: Blocks, index: int, segment: int, item: int) -> None:
+        """Take in one segment, the `item`-th of the batch, of one layer."""
+        layer, row = self.layers[index], self.row[index]
+        for side in ("q", "k"):
+            if (index, side, "unrotated") in blocks:
+                values = blocks[index, side, "unrotated"][item]
+                self.unrotated[side].add((row, slice(len(values))), 1, values, 0.0)
+        if not layer.rotates:
+            return
+        means = {}
+        for side in ("q", "k"):
+            block = {name: blocks[index, side, name][item] for name in ("first", "mean", "m2", "top")}
+            heads, pairs = block["mean"].shape
+            where = (row, slice(heads), slice(pairs))
+            self.norm[side].add(where, self.length - 1, block["mean"], block["m2"])
+            self.first[side].add(where, 1, block["first"], 0.0)
+            self.top[side][where] += block["top"]
+            self.dominant[side][segment, row] = block["top"].argmax(-1).mean()
+            means[side] = block["mean"]
+        product = means["q"] * np.repeat(means["k"], layer.heads // layer.kv_heads, axis=0)
+        self.dominant["usage"][segment, row] = product[:, : layer.pairs - layer.zero_pairs].argmax(-1).mean()
+        if (index, "v", "mean") in blocks:
+            self._merge_values(row, blocks, index, item)
+
+    def _merge_values(self, row: int, blocks: Blocks, index: int, item: int) -> None:
+        mean = blocks[index, "v", "mean"][item]
         if not self.values:
             # value heads may outnumber the rotary key (MLA) and differ in width from the keys
             shape = (len(self.layers), *mean.shape)
@@ -171,8 +178,8 @@ class BandsObserver:
             self._grow_values(mean.shape)
             store = self.values["norm"]
         where = (row, slice(mean.shape[0]), slice(mean.shape[1]))
-        store.add(where, length - 1, mean, blocks[index, "v", "m2"][segment])
-        self.values["top"][where] += blocks[index, "v", "top"][segment]
+        store.add(where, self.length - 1, mean, blocks[index, "v", "m2"][item])
+        self.values["top"][where] += blocks[index, "v", "top"][item]
 
     def _grow_values(self, shape) -> None:
         old, top = self.values["norm"], self.values["top"]
@@ -184,8 +191,8 @@ class BandsObserver:
 
     # -- afterwards
 
-    def variables(self) -> dict:
-        """Data variables of the result."""
+    def variables(self, done: int) -> dict:
+        """Data variables of the result of the first `done` segments."""
         dims = {"q": ("layer", "head", "pair"), "k": ("layer", "kv_head", "pair")}
         out: dict[str, tuple] = {}
         for side in ("q", "k"):
@@ -209,7 +216,7 @@ class BandsObserver:
             ("q", "dominant_q_segment"),
             ("usage", "dominant_usage_segment"),
         ):
-            out[variable] = (("segment", "layer"), np.array(self.dominant[name]).reshape(-1, len(self.layers)))
+            out[variable] = (("segment", "layer"), self.dominant[name][:done])
         return out
 
     def _usage(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -282,14 +289,10 @@ def bands(
     selected = choose_layers(geometry, layers)
     if not any(layer.rotates for layer in selected):
         raise ProbeError("none of the chosen layers rotates, so there are no rotary pairs to measure.")
-    observer = BandsObserver(selected, control)
+    observer = BandsObserver(selected, count, size, control)
     batch = batch or default_batch(ckpt.device, size)
-    with Reading(count, progress) as reading, Tap(ckpt.decoder, observer, layers=observer.layers, stop=True) as tap:
-        for start, stop in read(tap, chosen.ids, batch):
-            with reading.merging(stop):
-                observer.commit(stop - start, size)
-    done = reading.done
-    ds = xr.Dataset(observer.variables(), coords=coordinates(ckpt, selected, formation))
+    done = measure(ckpt, chosen.ids, observer, batch, progress)
+    ds = xr.Dataset(observer.variables(done), coords=coordinates(ckpt, selected, formation))
     options = {"control": control, "formation": formation or {}, "layers": sorted(observer.layers), "batch": batch}
     read_so_far = replace(chosen, ids=chosen.ids[:done])
     ds.attrs = results.provenance(ckpt, geometry, read_so_far, "bands", options, partial=done < count)

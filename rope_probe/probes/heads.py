@@ -6,7 +6,7 @@ Xiao et al., arXiv 2309.17453 (attention sinks), Olsson et al., arXiv 2209.11895
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,12 +17,13 @@ from .. import results
 from ..checkpoints import Checkpoint
 from ..errors import ProbeError, UsageError
 from ..rotary import RotaryLayer
-from ..tap import Call, Tap, input_device, read
+from ..tap import Call, Tap, input_device
 from ..texts import check_sources, segments_for
 from .bands import BandsObserver, coordinates
-from .common import Reading, choose_layers, default_batch
+from .common import choose_layers, default_batch
 from .heads_core import pair_profile, shrunk_map, visible_counts, weight_sums
 from .heads_summary import NEAREST, ROLES
+from .reading import Blocks, Observer, measure
 
 THRESHOLDS = {"positional": 0.5, "induction": 0.3, "sink": 0.5}
 WITHIN = (8, 64, 512)
@@ -30,46 +31,58 @@ PIXELS = 512
 REPEAT, SEQUENCES = 128, 4  # induction: tokens that are repeated, and how often that is done
 
 
-class _Heads:
-    """Observer of one reading: block sums of every layer, merged when the batch is whole; bands beside them."""
+class _Heads(Observer):
+    """Sums of the attention weights of every layer; bands beside them."""
 
-    def __init__(self, layers: list[RotaryLayer], length: int, chosen: tuple[int, int] | None):
-        self.bands = BandsObserver(layers, control=False)
+    state = ("sums", "seen", "lag_counts", "map")
+
+    def __init__(self, layers: list[RotaryLayer], count: int, length: int, chosen: tuple[int, int] | None):
+        self.bands = BandsObserver(layers, count, length)
         self.layers = self.bands.layers
         self.lags = [0, *(2**n for n in range(length.bit_length()) if 2**n <= length // 2)]
-        self.chosen, self.map = chosen, None
+        self.chosen, self.map = chosen, np.zeros((0, 0))
         self.sums: dict[tuple[int, str], np.ndarray] = {}
         self.seen: dict[int, np.ndarray] = {}  # layer -> visible keys at each distance, of one segment
         self.lag_counts: dict[int, np.ndarray] = {}
         self._pending: dict[tuple[int, str], torch.Tensor] = {}
 
+    def begin(self, start: int, stop: int) -> None:
+        self._pending.clear()
+        self.bands.begin(start, stop)
+        self._maps = start == 0
+
     def __call__(self, call: Call) -> None:
         layer = self.layers[call.layer]
         self.bands(call)
         found = weight_sums(call)
+        found["seen"] = visible_counts(call)
         if layer.rotates:
-            found["pair_profile"], counts = pair_profile(call, layer, self.lags)
-            self.lag_counts.setdefault(call.layer, counts.cpu().numpy())
+            found["pair_profile"], found["lag_counts"] = pair_profile(call, layer, self.lags)
+        if self._maps and self.chosen and call.layer == self.chosen[0]:
+            found["map"] = shrunk_map(call, self.chosen[1], PIXELS)
         for name, value in found.items():
             self._pending[call.layer, name] = value
-        if call.layer not in self.seen:
-            self.seen[call.layer] = visible_counts(call).cpu().numpy()
-        if self.chosen and self.map is None and call.layer == self.chosen[0]:
-            self.map = shrunk_map(call, self.chosen[1], PIXELS).cpu().numpy()
 
-    def commit(self, segments: int, length: int) -> None:
-        """Add a finished batch to the sums."""
-        found = {key: value.cpu().numpy().astype(np.float64) for key, value in self._pending.items()}
+    def blocks(self) -> Blocks:
+        found = {("heads", *key): value.cpu().numpy() for key, value in self._pending.items()}
         self._pending.clear()
-        for (layer, _), value in found.items():
+        for (_, layer, _), value in found.items():
             if not np.isfinite(value).all():
                 raise ProbeError(
                     f"the attention weights of layer {layer} are not finite: use --dtype float32 or bfloat16, "
                     "or check the weights."
                 )
-        self.bands.commit(segments, length)
-        for key, value in found.items():
-            self.sums[key] = self.sums.get(key, 0) + value
+        return found | {("bands", *key): value for key, value in self.bands.blocks().items()}
+
+    def merge(self, blocks: Blocks, start: int, stop: int) -> None:
+        self.bands.merge(dict(_split(blocks, "bands")), start, stop)
+        for (layer, name), value in _split(blocks, "heads"):
+            if name == "map":
+                self.map = value
+            elif name in ("seen", "lag_counts"):  # of one segment, and the same for all
+                getattr(self, name)[layer] = value
+            else:
+                self.sums[layer, name] = self.sums.get((layer, name), 0) + value.astype(np.float64)
 
     def variables(self, segments: int, length: int) -> dict[str, tuple]:
         """Means over segments and query positions 1 … T − 1; NaN where a layer has fewer heads."""
@@ -100,7 +113,12 @@ class _Heads:
                 sums = self.sums[index, "pair_profile"]
                 mean = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
                 put("pair_profile", row, mean, ("pair", "lag"), (pairs, len(self.lags)), np.float32)
-        return self.bands.variables() | out
+        return self.bands.variables(segments) | out
+
+
+def _split(blocks: Blocks, part: str) -> Iterator[tuple[tuple, np.ndarray]]:
+    """The blocks of one part, without its name."""
+    return ((key[1:], value) for key, value in blocks.items() if key[0] == part)
 
 
 def roles(ds: xr.Dataset, thresholds: dict[str, float]) -> np.ndarray:
@@ -234,14 +252,10 @@ def heads(
             "none of the chosen layers rotates, so there is no band to set beside the roles: choose others."
         )
     _check_map(attention_map, selected)
-    observer = _Heads(selected, size, attention_map)
+    observer = _Heads(selected, count, size, attention_map)
     batch = batch or default_batch(ckpt.device, size)
     score, repeats = _induction(ckpt, observer.layers, seed)
-    with Reading(count, progress) as reading, Tap(ckpt.decoder, observer, layers=observer.layers, stop=True) as tap:
-        for start, stop in read(tap, chosen.ids, batch):
-            with reading.merging(stop):
-                observer.commit(stop - start, size)
-    done = reading.done
+    done = measure(ckpt, chosen.ids, observer, batch, progress)
     ds = xr.Dataset(observer.variables(done, size), coords=coordinates(ckpt, selected, formation))
     ds["induction"] = (("layer", "head"), score)
     ds["role"] = (("layer", "head"), roles(ds, thresholds))

@@ -19,10 +19,11 @@ from ..attention import inner, logits, scores_at, visible, visible_at
 from ..checkpoints import Checkpoint
 from ..errors import ProbeError, UsageError
 from ..rotary import RotaryLayer
-from ..tap import Call, Tap, read
+from ..tap import Call
 from ..texts import check_sources, segments_for
-from .common import Reading, choose_layers, default_batch
+from .common import choose_layers, default_batch
 from .ranks import spearman
+from .reading import Blocks, Observer, measure
 
 FEWEST_KEYS = 32  # a row with fewer keys is left out
 QUERIES = 64  # rows per segment, unless asked otherwise
@@ -126,8 +127,11 @@ def fixed_rho(call: Call, states: torch.Tensor, distances: list[int], sink: int)
     return spearman(similar.expand(seen.shape), score, seen).transpose(0, 1)
 
 
-class _Similarity:
-    """Observer of one run: correlations stay on the device until their batch is whole."""
+class _Similarity(Observer):
+    """Correlations of every segment, layer and head."""
+
+    hidden = True
+    state = ("rho", "at_distance", "used")
 
     def __init__(self, layers: list[RotaryLayer], heads: list[int], rows: list[np.ndarray], distances, sink: int):
         self.layers = {layer.layer: layer for layer in layers}
@@ -136,19 +140,22 @@ class _Similarity:
         self.rho = np.full(shape, np.nan)
         self.at_distance = np.full((*shape, len(distances)), np.nan)
         self.used = np.zeros(shape[:2], dtype=np.int64)
-        self.done = 0
-        self._pending: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._pending: dict[int, dict[str, torch.Tensor]] = {}
+
+    def begin(self, start: int, stop: int) -> None:
+        self._pending.clear()
+        self._batch = self.rows[start:stop]
 
     def __call__(self, call: Call) -> None:
         call = self._reduced(call)
         states = cosines(call.hidden.to(call.q.device))
-        rows = self.rows[self.done : self.done + len(states)]
+        rows = self._batch
         free = [free_rho(call, states, item, own, self.sink) for item, own in enumerate(rows)]
         total, count, used = (torch.stack(values) for values in zip(*free, strict=True))
         near = fixed_rho(call, states, self.distances, self.sink)
         # one sum each: not finite as soon as anything in it is not
         finite = torch.stack([x.sum().isfinite() for x in (states, call.q, call.k)])
-        self._pending[call.layer] = (total / count, near, used, finite)
+        self._pending[call.layer] = {"rho": total / count, "near": near, "used": used, "finite": finite}
 
     def _reduced(self, call: Call) -> Call:
         """The call with the chosen heads alone, in float32."""
@@ -163,27 +170,32 @@ class _Similarity:
             mask = mask[:, index] if mask is not None and mask.dim() == 4 and mask.shape[1] > 1 else mask
         return replace(call, q=q, k=k, mask=mask)
 
-    def commit(self, segments: int) -> None:
-        """Take in a finished batch of `segments`."""
-        batch = slice(self.done, self.done + segments)
-        for row, (index, layer) in enumerate(self.layers.items()):
-            rho, near, used, finite = (x.cpu().numpy() for x in self._pending[index])
-            for ok, what in zip(finite, ("hidden states", "queries", "keys"), strict=True):
+    def blocks(self) -> Blocks:
+        found = {}
+        for index, kept in self._pending.items():
+            values = {name: value.cpu().numpy() for name, value in kept.items()}
+            for ok, what in zip(values.pop("finite"), ("hidden states", "queries", "keys"), strict=True):
                 if not ok:
                     raise ProbeError(
                         f"the {what} of layer {index} are not finite: use --dtype float32 or bfloat16, "
                         "or check the weights."
                     )
-            known = [i for i, head in enumerate(self.heads) if head < layer.heads]
-            self.rho[batch, row, known] = rho
-            self.at_distance[batch, row, known] = near
-            self.used[batch, row] = used
+            found |= {(index, name): value for name, value in values.items()}
         self._pending.clear()
-        self.done += segments
+        return found
 
-    def variables(self) -> dict:
-        """Data variables of the result."""
-        rho, near = self.rho[: self.done], self.at_distance[: self.done]
+    def merge(self, blocks: Blocks, start: int, stop: int) -> None:
+        for row, (index, layer) in enumerate(self.layers.items()):
+            if (index, "rho") not in blocks:
+                continue
+            known = [i for i, head in enumerate(self.heads) if head < layer.heads]
+            self.rho[start:stop, row, known] = blocks[index, "rho"]
+            self.at_distance[start:stop, row, known] = blocks[index, "near"]
+            self.used[start:stop, row] = blocks[index, "used"]
+
+    def variables(self, done: int) -> dict:
+        """Data variables of the result of the first `done` segments."""
+        rho, near = self.rho[:done], self.at_distance[:done]
         mean, error = mean_and_error(rho)
         mean_near, error_near = mean_and_error(near)
         dims = ("layer", "head", "distance")
@@ -194,7 +206,7 @@ class _Similarity:
             "rho_at_distance": (dims, mean_near),
             "rho_at_distance_se": (dims, error_near),
             "rho_at_distance_segment": (("segment", "layer", "distance"), mean_and_error(near, axis=2)[0]),
-            "query_rows": (("segment", "layer"), self.used[: self.done]),
+            "query_rows": (("segment", "layer"), self.used[:done]),
         }
 
 
@@ -279,15 +291,8 @@ def similarity(
     batch = batch or default_batch(ckpt.device, size)
     if progress:
         progress(0, count)
-    with (
-        Reading(count, progress) as reading,
-        Tap(ckpt.decoder, observer, layers=observer.layers, stop=True, hidden=True) as tap,
-    ):
-        for start, stop in read(tap, chosen.ids, batch):
-            with reading.merging(stop):
-                observer.commit(stop - start)
-    done = reading.done
-    ds = xr.Dataset(observer.variables(), coords=results.layer_coordinates(selected))
+    done = measure(ckpt, chosen.ids, observer, batch, progress)
+    ds = xr.Dataset(observer.variables(done), coords=results.layer_coordinates(selected))
     ds = ds.assign_coords(head=heads, distance=distances)
     options = {"queries": queries, "sink": sink, "seed": seed, "heads": heads, "batch": batch}
     options["layers"] = sorted(observer.layers)

@@ -18,12 +18,13 @@ from ..checkpoints import Checkpoint
 from ..errors import ProbeError, UsageError
 from ..interventions import PARTS
 from ..rotary import RotaryLayer
-from ..tap import Call, Tap, input_device
+from ..tap import Call
 from ..texts import segments_for
 from ..verify import to_pairs
 from . import spectrum_core as core
 from .bands import pair_power
-from .common import Reading, choose_layers, default_batch
+from .common import choose_layers, default_batch
+from .reading import Blocks, Observer, measure
 from .spectrum_tones import Tones
 
 FEWEST = 8  # distances of which a spectrum says anything
@@ -50,26 +51,39 @@ def weight_sums(call: Call, distances: int) -> torch.Tensor:
     return total
 
 
-class _Profiles:
-    """Observer: sums of products by distance, of every layer and group of segments."""
+class _Profiles(Observer):
+    """Sums of products by distance, of every layer and group of segments; the single-tone experiment beside them."""
 
-    def __init__(self, layers: list[RotaryLayer], distances: int, length: int, segments: int, weigh: bool):
+    state = ("scale", "sums")
+
+    def __init__(
+        self,
+        layers: list[RotaryLayer],
+        distances: int,
+        length: int,
+        segments: int,
+        weigh: bool,
+        tones: Tones | None = None,
+    ):
         self.layers = {layer.layer: layer for layer in layers}
         self.distances = {layer.layer: core.available(layer, distances) for layer in layers}
         self.chunk = {layer.layer: core.chunk_of(layer, length) for layer in layers}
-        self.segments, self.weigh = segments, weigh
-        self.members = np.zeros(min(core.GROUPS, segments))
+        self.segments, self.weigh, self.tones = segments, weigh, tones
         self.scale: dict[int, float] = {}
         self.sums: dict[tuple[int, str], np.ndarray] = {}  # (layer, name) -> [group, head, …]
         self._pending: list[tuple[int, str, int, torch.Tensor]] = []
 
     def begin(self, start: int, stop: int) -> None:
-        """Forget a batch that was not finished; the next one holds segments `start` to `stop` − 1."""
         self._pending.clear()
         self.runs = core.runs(start, stop, self.segments)
 
+    def run(self, decoder, ids: torch.Tensor) -> None:
+        super().run(decoder, ids)
+        if self.tones:
+            self.tones.measure(ids, self.runs)
+
     def __call__(self, call: Call) -> None:
-        self.scale[call.layer] = call.scaling
+        self._pending.append((call.layer, "scale", 0, torch.tensor(call.scaling, dtype=torch.float64)))
         for group, part in self.runs:
             mask = call.mask if call.mask is None or len(call.mask) == 1 else call.mask[part]
             one = replace(call, q=call.q[part], k=call.k[part], v=call.v[part], mask=mask)
@@ -92,24 +106,37 @@ class _Profiles:
             block["weights"] = weight_sums(call, distances)
         return block
 
-    def check(self) -> None:
-        """Refuse a batch whose numbers are not finite."""
-        for layer, name, _, value in self._pending:
+    def blocks(self) -> Blocks:
+        found = {}
+        for layer, name, group, value in self._pending:
             if not torch.isfinite(value).all():
                 raise ProbeError(
                     f"the {'attention weights' if name == 'weights' else 'queries or keys'} of layer {layer} are not "
                     "finite: use --dtype float32 or bfloat16, or check the weights."
                 )
-
-    def commit(self) -> None:
-        """Add a finished batch to the sums."""
-        for layer, name, group, value in self._pending:
-            if (layer, name) not in self.sums:
-                self.sums[layer, name] = np.zeros((len(self.members), *value.shape))
-            self.sums[layer, name][group] += value.cpu().numpy()
-        for group, part in self.runs:
-            self.members[group] += part.stop - part.start
+            found["profiles", layer, name, group] = value.cpu().numpy()
         self._pending.clear()
+        return found | (self.tones.blocks() if self.tones else {})
+
+    def merge(self, blocks: Blocks, start: int, stop: int) -> None:
+        for (part, *key), value in blocks.items():
+            if part == "tones":
+                self.tones.merge(key, value)
+                continue
+            layer, name, group = key
+            if name == "scale":
+                self.scale[layer] = float(value)
+                continue
+            if (layer, name) not in self.sums:
+                self.sums[layer, name] = np.zeros((min(core.GROUPS, self.segments), *value.shape))
+            self.sums[layer, name][group] += value
+
+    def members(self, done: int) -> np.ndarray:
+        """Segments in each group, of the first `done`."""
+        found = np.zeros(min(core.GROUPS, self.segments))
+        for group, part in core.runs(0, done, self.segments):
+            found[group] += part.stop - part.start
+        return found
 
 
 class _Results:
@@ -135,10 +162,10 @@ class _Results:
         self.variables[name][1][(row, *(slice(size) for size in value.shape))] = value
 
 
-def _finish(seen: _Profiles, length: int, distances: int, window: str, keep_pairs: bool) -> dict:
+def _finish(seen: _Profiles, members: np.ndarray, length: int, distances: int, window: str, keep_pairs: bool) -> dict:
     """Averages, then spectra: the variables of the result."""
     out = _Results(list(seen.layers.values()), distances)
-    segments = seen.members.sum()
+    segments = members.sum()
     for row, (index, layer) in enumerate(seen.layers.items()):
         n, scale = seen.distances[index], seen.scale[index]
         visible = core.counts(length, n, seen.chunk[index])
@@ -157,7 +184,7 @@ def _finish(seen: _Profiles, length: int, distances: int, window: str, keep_pair
             out.put("usage", row, usage, "head", "pair")
             damage, limit_of_text, error = core.errors(
                 seen.sums[index, "pairs"] / visible,
-                seen.members,
+                members,
                 lambda mean, layer=layer, usage=usage: _damage(mean, usage, layer, window),
             )
             out.put("damage", row, damage)
@@ -296,30 +323,17 @@ def spectrum(
         selected = choose_layers(geometry, {layer.layer for layer in (*selected, *tones.layers)})
     if not any(layer.rotates for layer in selected):
         raise ProbeError("none of the chosen layers rotates, so there are no tones to look for.")
-    observer = _Profiles(selected, distances, size, count, weights)
+    observer = _Profiles(selected, distances, size, count, weights, tones)
     batch = batch or default_batch(ckpt.device, size)
-    with Reading(count, progress) as reading:
-        for start in range(0, count, batch):
-            stop = min(start + batch, count)
-            ids = torch.as_tensor(chosen.ids[start:stop], device=input_device(ckpt.decoder))
-            observer.begin(start, stop)
-            with Tap(ckpt.decoder, observer, layers=observer.layers, stop=True) as tap:
-                tap.run(ids)
-            if tones:
-                tones.measure(ids, observer.runs)
-                tones.check()
-            observer.check()
-            with reading.merging(stop):
-                observer.commit()
-                if tones:
-                    tones.commit()
-    done = reading.done
-    ds = xr.Dataset(_finish(observer, size, distances, window, keep_pairs), coords=results.layer_coordinates(selected))
+    done = measure(ckpt, chosen.ids, observer, batch, progress)
+    members = observer.members(done)
+    variables = _finish(observer, members, size, distances, window, keep_pairs)
+    ds = xr.Dataset(variables, coords=results.layer_coordinates(selected))
     ds["resolvable"] = (("layer", "pair"), _padded([core.resolvable(layer, distances) for layer in selected]))
     ds["distances"] = ("layer", [core.available(layer, distances) for layer in selected])
     ds = ds.set_coords(["frequency", "distances"]).assign_coords(distance=np.arange(distances))
     if tones:
-        ds = ds.assign(tones.variables(observer.members, ds, window)).assign_coords(tones.coordinates())
+        ds = ds.assign(tones.variables(members, ds, window)).assign_coords(tones.coordinates())
     options = {"distances": distances, "window": window, "weights": weights, "batch": batch}
     options |= {"layers": sorted(observer.layers), "keep_pairs": keep_pairs}
     options |= tones.options() if tones else {}

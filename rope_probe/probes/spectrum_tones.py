@@ -7,7 +7,7 @@ the same layer without injection, a pure tone through the same window, and the p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class Tones:
     # -- while the model runs
 
     def measure(self, ids: torch.Tensor, runs: list[tuple[int, slice]]) -> None:
-        """Read one batch under every setting; `commit` adds what was seen."""
+        """Read one batch under every setting; `blocks` takes what was seen."""
         self._pending.clear()
         for p, part in enumerate((None, *self.parts)):
             for recorded, before in self._passes(part):
@@ -107,19 +107,23 @@ class Tones:
 
         return observe
 
-    def check(self) -> None:
-        """Refuse a batch whose numbers are not finite."""
-        for layer, (part, tone, _, _), value in self._pending:
+    def blocks(self) -> dict[tuple, np.ndarray]:
+        """What was seen of the batch, on the host; refused where it is not finite."""
+        found = {}
+        for layer, where, value in self._pending:
             if not torch.isfinite(value).all():
+                part, tone, *_ = where
                 what = "" if not tone else f" under injection of pair {self.pairs[tone - 1]}"
                 what += "" if not part else f" without {self.parts[part - 1]}"
                 raise ProbeError(f"the queries or keys of layer {layer} are not finite{what}: use --dtype float32.")
-
-    def commit(self) -> None:
-        """Add a finished batch to the sums."""
-        for layer, where, value in self._pending:
-            self.sums[layer][where] += value.cpu().double().numpy()
+            found["tones", layer, *where] = value.cpu().numpy()
         self._pending.clear()
+        return found
+
+    def merge(self, key: Sequence[int], value: np.ndarray) -> None:
+        """Add one of the blocks to the sums."""
+        layer, *where = key
+        self.sums[layer][tuple(where)] += value
 
     # -- afterwards
 
