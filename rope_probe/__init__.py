@@ -19,6 +19,7 @@ _PUBLIC = {
     "heads": ("rope_probe.probes.heads", "heads"),
     "trajectory": ("rope_probe.probes.trajectory", "trajectory"),
     "truncate": ("rope_probe.probes.truncate", "truncate"),
+    "extend": ("rope_probe.probes.extend", "extend"),
     "interventions": ("rope_probe.interventions", None),
     "capture": ("rope_probe.access", "capture"),
     "attention_map": ("rope_probe.access", "attention_map"),

@@ -55,6 +55,13 @@ def _head(model, output) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
             body.forward = own
 
 
+def _read(model, ids: torch.Tensor):
+    """What the body of a causal LM puts out for some segments, as if it had read nothing before."""
+    body = _body(model)
+    forget_lengths(body)
+    return body(input_ids=ids, use_cache=False)
+
+
 def token_nll(model, ids: torch.Tensor, chunk: int | None = None) -> torch.Tensor:
     """Negative log likelihood of every token after the first, given those before it.
 
@@ -71,13 +78,11 @@ def token_nll(model, ids: torch.Tensor, chunk: int | None = None) -> torch.Tenso
     Tensor of float32, shape (batch, token - 1)
         In nats; softmax in float32.
     """
-    body = _body(model)
-    forget_lengths(body)
     with torch.inference_mode():
-        output = body(input_ids=ids, use_cache=False)
+        output = _read(model, ids)
         hidden = output.last_hidden_state[:, :-1]
         if chunk is None:
-            chunk = max(1, _LOGITS // (len(ids) * body.get_input_embeddings().weight.shape[0]))
+            chunk = max(1, _LOGITS // (len(ids) * _body(model).get_input_embeddings().weight.shape[0]))
         out = torch.empty(hidden.shape[:2])
         with _head(model, output) as logits:
             for start in range(0, hidden.shape[1], chunk):
@@ -95,6 +100,35 @@ def _lost(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     logits.sub_(logits.amax(-1, keepdim=True))
     at = logits.gather(-1, wanted)[..., 0]
     return logits.exp_().sum(-1).log() - at
+
+
+def answer_scores(model, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Likelihood of the last tokens of each sequence, and whether greedy decoding would write them.
+
+    One forward pass over the whole sequence: as long as a greedy decoder has written the answer, what it reads is
+    the answer, so it writes all of it exactly if each token of it is the most likely one after those before.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The causal LM with its head.
+    ids : Tensor of int, shape (batch, token)
+    count : int
+        Tokens at the end that are scored.
+
+    Returns
+    -------
+    (nll, likeliest) : Tensor of float32 and Tensor of bool, shape (batch, count)
+        Negative log likelihood in nats, softmax in float32; whether the token is the most likely one.
+    """
+    with torch.inference_mode():
+        output = _read(model, ids)
+        hidden = output.last_hidden_state[:, -count - 1 : -1]
+        with _head(model, output) as logits:
+            values = logits(hidden).float()
+        wanted = ids[:, -count:, None].to(values.device)
+        likeliest = values.argmax(-1) == wanted[..., 0]
+        return _lost(values, wanted).cpu(), likeliest.cpu()
 
 
 def segment_nll(model, ids: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from ..errors import ProbeError, ProbeWarning, UsageError, first_words
 from .bands import bands
 from .bound import bound
 from .compare import compare
+from .extend import extend
 from .heads import heads
 from .inspect import inspect
 from .show import show
@@ -69,7 +70,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (bands, spectrum, similarity, heads, trajectory, truncate, inspect, bound, compare, show):
+for command in (bands, spectrum, similarity, heads, trajectory, truncate, extend, inspect, bound, compare, show):
     app.command()(_guarded(command))
 
 
