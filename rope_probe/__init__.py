@@ -15,6 +15,7 @@ _PUBLIC = {
     "bands": ("rope_probe.probes.bands", "bands"),
     "spectrum": ("rope_probe.probes.spectrum", "spectrum"),
     "similarity": ("rope_probe.probes.similarity", "similarity"),
+    "check": ("rope_probe.probes.check", "check"),
     "compare": ("rope_probe.probes.compare", "compare"),
     "heads": ("rope_probe.probes.heads", "heads"),
     "trajectory": ("rope_probe.probes.trajectory", "trajectory"),

@@ -103,11 +103,29 @@ def verified_geometry(decoder, length: int) -> Geometry:
     ProbeError
         A layer's rotation is not the one its frequencies and layout describe, or its q or k are not finite.
     """
+    return _measured(decoder, length)[0]
+
+
+def rotation_error(decoder, length: int) -> tuple[float, int]:
+    """Largest deviation of q and k from their verified rotation, over its tolerance, and the layer it is in.
+
+    Raises
+    ------
+    ProbeError
+        As :func:`verified_geometry`.
+    """
+    geometry, deviations = _measured(decoder, length)
+    worst = max(range(len(deviations)), key=deviations.__getitem__)
+    return deviations[worst], geometry.layers[worst].layer
+
+
+def _measured(decoder, length: int) -> tuple[Geometry, list[float]]:
+    """Verified geometry, and the deviation of each of its layers over the tolerance."""
     positions = sorted({1, max(1, length - 1)})
     declared = read_geometry(decoder, length)
     origin, *shots = _single_tokens(decoder, [0, *positions])
     by_position = {p: declared if p + 1 >= length else read_geometry(decoder, p + 1) for p in positions}
-    layers = []
+    layers, deviations = [], []
     for index, layer in enumerate(declared.layers):
         if layer.layer not in origin:  # linear attention, state space layers
             continue
@@ -136,12 +154,13 @@ def verified_geometry(decoder, length: int) -> Geometry:
             errors.append(worst)
             if worst <= 1:
                 layers.append(candidate)
+                deviations.append(worst)
                 break
         else:
             raise ProbeError(_mismatch(decoder, layer, errors))
     if not layers:
         raise ProbeError(f"{type(decoder).__name__} has no layer with softmax attention.")
-    return replace(declared, layers=tuple(layers))
+    return replace(declared, layers=tuple(layers)), deviations
 
 
 def not_finite(side: str, layer: int) -> ProbeError:

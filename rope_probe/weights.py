@@ -101,3 +101,14 @@ def refuse_incomplete(name: str, loading_info: dict) -> None:
             f"{key} of {name} has shape {list(stored)}, and its config.json asks for {list(expected)} "
             f"({len(wrong)} such): the weights and the config do not belong together."
         )
+
+
+def stored_tensors(folder: Path, suffix: str) -> dict:
+    """Tensors of the weight files whose name ends in `suffix`, by name; {} where no file of weights is there."""
+    from safetensors import safe_open
+
+    found = {}
+    for file in _files(folder):
+        with safe_open(folder / file, "pt") as stream:
+            found |= {name: stream.get_tensor(name) for name in stream.keys() if name.endswith(suffix)}
+    return found

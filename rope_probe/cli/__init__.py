@@ -10,6 +10,7 @@ import typer
 from ..errors import ProbeError, ProbeWarning, UsageError, first_words
 from .bands import bands
 from .bound import bound
+from .check import check
 from .compare import compare
 from .extend import extend
 from .heads import heads
@@ -70,7 +71,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (bands, spectrum, similarity, heads, trajectory, truncate, extend, inspect, bound, compare, show):
+for command in (bands, spectrum, similarity, heads, trajectory, truncate, extend, inspect, bound, check, compare, show):
     app.command()(_guarded(command))
 
 
