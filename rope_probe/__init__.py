@@ -20,6 +20,7 @@ _PUBLIC = {
     "heads": ("rope_probe.probes.heads", "heads"),
     "trajectory": ("rope_probe.probes.trajectory", "trajectory"),
     "truncate": ("rope_probe.probes.truncate", "truncate"),
+    "scan": ("rope_probe.probes.scan", "scan"),
     "extend": ("rope_probe.probes.extend", "extend"),
     "interventions": ("rope_probe.interventions", None),
     "capture": ("rope_probe.access", "capture"),

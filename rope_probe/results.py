@@ -96,11 +96,16 @@ VARIABLES = {
     "key_position": ("position of the hidden key's first token", "tokens"),
     "base_used": ("base that a layer ran with", "1"),
     "bound": ("L_bound of a layer's frequencies", "tokens"),
+    "exact": ("norms are computed from the token ids, not estimated", "1"),
     "step": ("training step", "1"),
     "inv_freq": ("effective angular frequency", "rad/token"),
     "wavelength": ("tokens per turn", "tokens"),
 }
-SUFFIXES = {"_se": "standard error over segments", "_ablated": "with a part taken out of the layers before"}
+SUFFIXES = {
+    "_se": "standard error over segments",
+    "_ablated": "with a part taken out of the layers before",
+    "_measured": "as bands measured it",
+}
 
 
 def layer_coordinates(layers: list[RotaryLayer]) -> dict:

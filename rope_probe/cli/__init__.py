@@ -15,6 +15,7 @@ from .compare import compare
 from .extend import extend
 from .heads import heads
 from .inspect import inspect
+from .scan import scan
 from .show import show
 from .similarity import similarity
 from .spectrum import spectrum
@@ -71,7 +72,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (bands, spectrum, similarity, heads, trajectory, truncate, extend, inspect, bound, check, compare, show):
+for command in (bands, spectrum, similarity, heads, trajectory, truncate, extend, scan, inspect, bound, check, compare, show):
     app.command()(_guarded(command))
 
 

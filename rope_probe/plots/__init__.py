@@ -13,6 +13,7 @@ from .heads_map import heads_map
 from .heads_roles import heads_roles
 from .heads_wavelength import heads_wavelength
 from .inspect import inspect
+from .scan import scan
 from .similarity_control import similarity_control
 from .similarity_distance import similarity_distance
 from .similarity_heads import similarity_heads
@@ -40,6 +41,7 @@ __all__ = [
     "heads_wavelength",
     "inspect",
     "save_figure",
+    "scan",
     "similarity_control",
     "similarity_distance",
     "similarity_heads",
@@ -67,6 +69,7 @@ FIGURES = {
         "tones": spectrum_tones,
     },
     "heads": {"roles": heads_roles, "wavelength": heads_wavelength, "distance": heads_distance, "map": heads_map},
+    "scan": {"profile": scan, "layers": bands_layers, "heads": bands_heads},
     "trajectory": {"trajectory": trajectory},
     "similarity": {
         "layers": similarity_layers,

@@ -319,6 +319,10 @@ def source(ds, resting: bool = True) -> str:
         f"Model: {model_name(ds)}. Text: {ds.attrs['corpus']}, {count(segments, 'segment')} of {length:,} tokens{cut}; "
         f"norms are means over {segments * (length - 1):,} tokens, the first of each segment left out."
     )
+    if ds.attrs["analysis"] == "scan":
+        words = f"Model: {model_name(ds)}, estimated from its weights"
+        exact = np.asarray(ds["exact"], dtype=bool).any()
+        words += f"; layer 0 is computed from the embeddings of {ds.attrs['corpus']}." if exact else "."
     layers = ds["layer"].values[~ds["rotates"].values.astype(bool)]
     if resting and len(layers):
         words += f" Without rotation, so without pairs: layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}."

@@ -12,6 +12,7 @@ SUMMARIES = {
     "heads": "heads_summary",
     "trajectory": "trajectory_summary",
     "truncate": "truncate_summary",
+    "scan": "scan_summary",
     "extend": "extend_summary",
 }
 
