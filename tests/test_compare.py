@@ -10,8 +10,9 @@ import rope_probe as rp
 from rope_probe.cli.tables.compare import measured
 from rope_probe.errors import ProbeError, ProbeWarning, UsageError
 from rope_probe.plots import compare as plot
-from rope_probe.probes.compare import ANALYSES
+from rope_probe.probes.compare import ANALYSES, Comparison
 from rope_probe.probes.compare import compare as measure
+from rope_probe.probes.compare_parts import Part, Statistic
 from rope_probe.results import save
 
 
@@ -75,7 +76,7 @@ def test_other_ids_are_not_paired(checkpoints, similar):
     other = rp.similarity(checkpoints[1], tokens=ids(1))
     with pytest.warns(ProbeWarning, match="different token ids"):
         found = rp.compare([similar[0], other])
-    assert found["paired"].values.tolist() == [True, False]
+    assert found["same_tokens"].values.tolist() == [True, False] and not found["paired"][1].any()
     errors = found["value_se"].sel(statistic="rho").values
     assert float(one(found, 1, "rho")["difference_se"]) == pytest.approx(np.hypot(*errors))
 
@@ -90,6 +91,15 @@ def test_bands(banded):
     share = one(found, 1, "i_band / pairs, keys")
     assert float(share["value"]) == pytest.approx(float(row["value"]) / 8)
     assert float(share["difference_se"]) == pytest.approx(float(row["difference_se"]) / 8)
+    waves = banded[1]["wavelength"].values[0]
+    wave = one(found, 1, "wavelength of i_band, keys")
+    assert float(wave["value"]) == pytest.approx(
+        waves[0] ** (1 - float(row["value"]) / 7) * waves[7] ** (float(row["value"]) / 7)
+    )
+    relative = one(found, 1, "wavelength of i_band / L, keys")
+    assert float(relative["value"]) == pytest.approx(float(wave["value"]) / 64)
+    along = [np.exp(np.log(waves[0]) + values * np.log(waves[7] / waves[0]) / 7) for values in keys]
+    assert float(wave["difference_se"]) == pytest.approx(standard_error(along[1] - along[0]))
 
 
 def test_a_result_does_not_differ_from_itself(similar):
@@ -133,7 +143,7 @@ def test_what_cannot_be_compared(similar, banded):
         rp.compare([similar[0], banded[0]])
     other = banded[0].copy()
     other.attrs["analysis"] = "inspect"
-    with pytest.raises(ProbeError, match="results of inspect cannot be compared yet"):
+    with pytest.raises(ProbeError, match="results of inspect cannot be compared, only those of bands"):
         rp.compare([other, other])
 
 
@@ -141,9 +151,12 @@ def test_another_analysis_is_one_entry(similar, monkeypatch):
     made = [ds.copy() for ds in similar]
     for ds in made:
         ds.attrs["analysis"] = "weight"
-    monkeypatch.setitem(
-        ANALYSES, "weight", lambda ds: {"mean": (2.0, ds["rho_segment"].mean(("layer", "head")).values)}
-    )
+
+    def parts(ds):
+        return [Part("all layers", {"mean": Statistic(2.0, ds["rho_segment"].mean(("layer", "head")).values)})]
+
+    monkeypatch.setitem(ANALYSES, "weight", Comparison(parts, "compare_similarity"))
+    assert plot(made)[0].get_xlabel() == "layer"
     found = measure(made)
     assert found["statistic"].values.tolist() == ["mean"] and (found["value"] == 2).all()
 
@@ -155,6 +168,10 @@ def test_another_analysis_is_one_entry(similar, monkeypatch):
         (0.20971, 0.0065, "0.2097 ± 0.0065"),
         (23.4, 4.1, "23.4 ± 4.1"),
         (1234.0, 56.0, "1234 ± 56"),
+        (37069.0, 265.0, "37.07k ± 0.27k"),
+        (-34194.2, 297.0, "-34.19k ± 0.30k"),
+        (1244672.0, 23765.0, "1245k ± 24k"),
+        (230.061, np.nan, "230.1"),
         (0.5, np.nan, "0.500"),
         (np.nan, np.nan, "–"),
     ],

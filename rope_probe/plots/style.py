@@ -172,7 +172,9 @@ def given_axes(ax, panels, known, name: str) -> list | None:
     return axes
 
 
-def new_axes(panels, height: float, layer_kinds: list[Kind], caption: str, groups, stacked: bool = False) -> list:
+def new_axes(
+    panels, height: float, layer_kinds: list[Kind], caption: str, groups, stacked: bool = False, rows: int = 1
+) -> list:
     """Panels side by side (or stacked) in a new figure, with room for legend and caption, and the caption written.
 
     Parameters
@@ -188,16 +190,18 @@ def new_axes(panels, height: float, layer_kinds: list[Kind], caption: str, group
         What `finish` will be given.
     stacked : bool
         One panel under the other, in a figure one column wide.
+    rows : int
+        Rows of panels, each of them `height` high.
     """
     width = _SINGLE if len(panels) == 1 or stacked else _DOUBLE
     lines = textwrap.wrap(caption, int((width - 0.12) * _CHARACTERS))
-    height += 0.21 * (len(_rulers(layer_kinds)) - 1)
+    height = rows * (height + 0.21 * (len(_rulers(layer_kinds)) - 1))
     strip, head = _LINE * len(lines) + 0.14, _legend_height(groups) + 0.05
     total = head + height + strip
     figure = blank_figure((width, total))
     figure.get_layout_engine().set(rect=(0, strip / total, 1, height / total))
     figure.text(0.06 / width, (strip - 0.08) / total, "\n".join(lines), fontsize=7, va="top", linespacing=1.25)
-    shape = (len(panels), 1) if stacked else (1, len(panels))
+    shape = (len(panels), 1) if stacked else (rows, math.ceil(len(panels) / rows))
     axes = list(figure.subplots(*shape, squeeze=False).flat)
     for one in axes:  # the number of ticks depends on it, and is settled again when the figure is drawn
         one.tick_params(labelsize=_LOOK["xtick.labelsize"])

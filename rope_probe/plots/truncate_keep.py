@@ -45,7 +45,7 @@ def truncate_keep(ds, ax=None):
             one.axvspan(*kind.predicted, color=kind.color, alpha=0.14, lw=0, zorder=0)
             if 0 <= kind.reach <= kind.pairs - 1:
                 one.axvline(kind.reach, color=kind.color, lw=0.8, ls=style.SEGMENT, zorder=1)
-        _excess_axis(one)
+        excess_axis(one)
         for row, kind in enumerate(kinds):
             for name, filled in (("i_band", True), ("i_band_usage", False)):
                 if kind.summary[name] is not None:
@@ -87,7 +87,7 @@ def truncate_floor(ds, ax=None):
         for where, rows in _rows(ds, "floor").items():
             _curve(one, ds, rows, ds["value"].values[rows], color_of(where, kinds))
         one.axvline(1, color="0.6", lw=0.7, ls=style.FLOOR)
-        _excess_axis(one)
+        excess_axis(one)
         top = max(1.0, float(ds["value"].values[ds["kind"].values == "floor"].max()))
         one.set_xlim(-0.03 * top, 1.03 * top)
         one.set_xlabel("pairs slower than this × 2π/L stand still")
@@ -161,7 +161,7 @@ def _curve(ax, ds, rows, x, color: str) -> None:
     ax.errorbar(x, excess, error, fmt="o-", ms=2.8, lw=1, elinewidth=0.8, color=color)
 
 
-def _excess_axis(ax) -> None:
+def excess_axis(ax) -> None:
     """y = perplexity above that of the intact model in percent: linear around 0, logarithmic beyond 1 %."""
     from matplotlib.ticker import FixedLocator, FuncFormatter
 

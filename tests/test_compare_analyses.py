@@ -1,0 +1,387 @@
+"""compare of every analysis: its numbers against the files, errors, models with several kinds of layers, figures."""
+
+import json
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from conftest import tiny_config, word_tokenizer
+from families import NAMED
+
+import rope_probe as rp
+from rope_probe.cli.tables.compare import as_dict, render
+from rope_probe.cli.tables.compare import measured as measured_words
+from rope_probe.errors import ProbeError, ProbeWarning, UsageError
+from rope_probe.plots import compare as plot
+from rope_probe.plots import compare_curves as curves
+from rope_probe.plots.compare_heads import by_distance
+from rope_probe.probes.compare import ANALYSES
+from rope_probe.probes.heads_summary import ROLES, members
+from rope_probe.results import save
+
+matplotlib.use("agg")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RUNS = {
+    "bands": {},
+    "spectrum": {},
+    "similarity": {},
+    "heads": {},
+    "truncate": {"keep": [1, 0.75, 0.5, 0], "knockout": ["remove"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def ids(seed=0, segments=4, length=64, top=97):
+    return np.random.default_rng(seed).integers(2, top, (segments, length))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two Llamas of other weights, and a Gemma 3 with two kinds of layers."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(tiny_config()).save_pretrained(folder / name)
+    NAMED["Gemma 3 text"].build().save_pretrained(folder / "gemma")
+    word_tokenizer().save_pretrained(folder / "gemma")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(models):
+    """analysis -> results of the three models on the same ids."""
+    found = {}
+    for analysis, options in RUNS.items():
+        run = getattr(rp, analysis)
+        found[analysis] = [run(rp.open(models / name), tokens=ids(), **options) for name in ("one", "two", "gemma")]
+    found["trajectory"] = [
+        rp.trajectory([models / a, models / b], tokens=ids()) for a, b in (("one", "two"), ("two", "one"))
+    ]
+    return found
+
+
+@pytest.fixture
+def pair(measured):
+    return lambda analysis: measured[analysis][:2]
+
+
+def at(found, row, statistic):
+    return {
+        name: found[name].isel(result=row).sel(statistic=statistic).item()
+        for name in found.data_vars
+        if "statistic" in found[name].dims
+    }
+
+
+def standard_error(values):
+    return values.std(ddof=1) / np.sqrt(len(values))
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------------
+
+
+def test_truncate(pair):
+    results = pair("truncate")
+    found = rp.compare(results)
+    row = at(found, 1, "ratio, keep 0.5")
+    (setting,) = np.flatnonzero((results[0]["kind"] == "keep") & (results[0]["value"] == 0.5))
+    ratios = [ds["ratio"].values[setting] for ds in results]
+    added = [ds["nll"].values[setting] - ds["nll_intact"].values for ds in results]
+    assert row["value"] == pytest.approx(ratios[1]) == pytest.approx(np.exp(added[1].mean()))
+    assert row["value_se"] == pytest.approx(results[1]["ratio_se"].values[setting])
+    assert row["difference"] == pytest.approx(ratios[1] - ratios[0])
+    assert row["paired"]
+    assert row["difference_se"] == pytest.approx(standard_error(ratios[1] * added[1] - ratios[0] * added[0]))
+    intact = at(found, 1, "intact, nats/token")
+    assert intact["value"] == pytest.approx(results[1]["nll_intact"].values.mean())
+    assert intact["difference_se"] == pytest.approx(
+        standard_error((results[1]["nll_intact"] - results[0]["nll_intact"]).values)
+    )
+    assert at(found, 0, "ratio, keep 1")["value"] == 1
+    removed = results[0]["kind"].values == "remove"
+    costs = (results[0]["nll"] - results[0]["nll_intact"]).values[removed].mean(1)
+    assert at(found, 0, "remove: costliest pair, nats")["value"] == pytest.approx(costs.max())
+    assert at(found, 0, "critical keep")["value"] == rp.summary(results[0])["keep"][0]["critical"]
+
+
+def test_other_texts_are_independent(models, measured):
+    other = rp.truncate(rp.open(models / "two"), tokens=ids(5), **RUNS["truncate"])
+    with pytest.warns(ProbeWarning, match="different token ids"):
+        found = rp.compare([measured["truncate"][0], other])
+    row, first = at(found, 1, "ratio, keep 0.5"), at(found, 0, "ratio, keep 0.5")
+    assert not row["paired"] and row["difference_se"] == pytest.approx(np.hypot(first["value_se"], row["value_se"]))
+
+
+def test_heads(pair):
+    results = pair("heads")
+    found = rp.compare(results)
+    for role in ROLES:
+        share = (results[1]["role"] == role).values.mean()
+        assert at(found, 1, f"share of heads, {role}")["value"] == pytest.approx(share)
+    row = at(found, 1, "weight on the previous token")
+    means = [float(ds["previous_weight"].mean()) for ds in results]
+    assert (row["value"], row["difference"]) == (pytest.approx(means[1]), pytest.approx(means[1] - means[0]))
+    assert np.isnan(row["value_se"]) and np.isnan(row["difference_se"]) and not row["paired"]  # segments are not kept
+    band = at(found, 1, "i_band, keys")
+    segments = [ds["dominant_segment"].mean("layer").values for ds in results]
+    assert band["paired"] and band["difference_se"] == pytest.approx(standard_error(segments[1] - segments[0]))
+    semantic = at(found, 1, "i_band, usage, semantic heads")["value"]
+    values = results[1]["usage"].values[members(results[1], "semantic")].argmax(-1)
+    assert semantic == pytest.approx(values.mean())
+
+
+def test_spectrum(pair):
+    results = pair("spectrum")
+    found = rp.compare(results)
+    row, first = at(found, 1, "damage, mean over layers"), at(found, 0, "damage, mean over layers")
+    assert row["value"] == pytest.approx(results[1]["damage"].values.mean())
+    assert row["value_se"] == pytest.approx(results[1]["damage_se"].values.mean())
+    assert not row["paired"] and row["difference_se"] == pytest.approx(np.hypot(row["value_se"], first["value_se"]))
+    ratio = (results[1]["purity"] / results[1]["purity_tone"]).values
+    known = ratio[np.broadcast_to(results[1]["resolvable"].values[:, None], ratio.shape) & np.isfinite(ratio)]
+    assert at(found, 1, "purity over a pure tone's, median")["value"] == pytest.approx(np.median(known))
+    assert at(found, 1, "share below 0.98")["value"] == pytest.approx((known < 0.98).mean())
+
+
+def test_trajectory(measured):
+    with pytest.warns(ProbeWarning, match="checkpoints: one, two .up.; two, one .down."):
+        found = rp.compare(measured["trajectory"], names=["up", "down"])
+    bands = [rp.summary(ds) for ds in measured["bands"][:2]]
+    assert at(found, 0, "i_band, usage, first checkpoint")["value"] == pytest.approx(bands[0]["i_band_usage"])
+    assert at(found, 0, "i_band, usage, last checkpoint")["value"] == pytest.approx(bands[1]["i_band_usage"])
+    moved = [at(found, row, "i_band, keys, last − first") for row in (0, 1)]
+    change = bands[1]["i_band"] - bands[0]["i_band"]
+    assert (moved[0]["value"], moved[1]["value"]) == (pytest.approx(change), pytest.approx(-change))
+    segments = [ds["dominant_segment"].mean("layer").values for ds in measured["bands"][:2]]
+    assert moved[0]["value_se"] == pytest.approx(standard_error(segments[1] - segments[0]))
+    assert moved[1]["difference_se"] == pytest.approx(2 * moved[0]["value_se"])
+
+
+# --- several kinds of layers, several ladders ----------------------------------------------------------------------------
+
+
+def test_kinds_are_compared_with_their_kind(measured):
+    one, _, gemma = measured["bands"]
+    found = rp.compare([one, gemma])
+    assert found["kind"].values.tolist() == ["full attention", "all layers", "sliding attention", "full attention"]
+    assert found["result"].values.tolist() == ["one", "gemma", "gemma, sliding layers", "gemma, full layers"]
+    assert set(found["reference"].values) == {"one"}
+    kinds = rp.summary(gemma)["by_layer_type"]
+    for row, kind in ((2, "sliding_attention"), (3, "full_attention")):
+        assert at(found, row, "i_band, usage q·k")["value"] == pytest.approx(kinds[kind]["i_band_usage"])
+        wave = at(found, row, "wavelength of i_band / L, keys")["value"]
+        assert wave == pytest.approx(kinds[kind]["wavelength"] / kinds[kind]["length"])
+    assert np.isnan(at(found, 1, "wavelength of i_band, keys")["value"])  # two bases
+    turned = rp.compare([gemma, one])
+    assert turned["reference"].values.tolist()[-1] == "gemma, full layers"
+    itself = rp.compare([gemma, gemma])
+    assert itself["reference"].values.tolist()[3:] == itself["result"].values.tolist()[:3]
+    assert (itself["difference"][3:].fillna(0) == 0).all()
+
+
+def test_indices_on_other_ladders_have_no_difference(measured):
+    one, two, gemma = measured["bands"]
+    changed = gemma.isel(pair=slice(0, 6)).assign_coords(pairs=("layer", [6] * gemma.sizes["layer"]))
+    found = rp.compare([one, changed])
+    row = at(found, 3, "i_band, keys")
+    assert np.isfinite(row["value"]) and np.isnan(row["difference"]) and np.isnan(row["difference_se"])
+    assert np.isfinite(at(found, 3, "i_band / pairs, keys")["difference"])
+    assert np.isfinite(at(rp.compare([one, two]), 1, "i_band, keys")["difference"])
+
+
+def test_offsets_on_the_three_axes(measured):
+    one, _, gemma = measured["bands"]
+    found = rp.compare([one, gemma]).isel(result=2)
+    ours, theirs = rp.summary(gemma)["by_layer_type"]["sliding_attention"], rp.summary(one)
+    length = rp.summary(one)["by_layer_type"]["full_attention"]["length"]
+    pairs, base, (i, j) = 8, ours["base"], (theirs["i_band_usage"], ours["i_band_usage"])
+    wave = 2 * np.pi * 1e4 ** (i / pairs)
+    expected = {
+        "index": i,
+        "wavelength": pairs * np.log(wave / (2 * np.pi)) / np.log(base),
+        "relative": pairs * np.log(wave * ours["length"] / length / (2 * np.pi)) / np.log(base),
+    }
+    for axis, index in expected.items():
+        assert found["offset"].sel(axis=axis).item() == pytest.approx((j - index) / pairs)
+    assert found["offset"].sel(axis="index").item() == pytest.approx(
+        at(rp.compare([one, gemma]), 2, "i_band / pairs, usage")["difference"]
+    )
+    segments = [one["dominant_usage_segment"].mean("layer").values]
+    rows = gemma["layer_type"].values == "sliding_attention"
+    segments.append(gemma["dominant_usage_segment"].values[:, rows].mean(1))
+    assert found["offset_se"].sel(axis="index").item() == pytest.approx(
+        standard_error(segments[1] - segments[0]) / pairs
+    )
+    assert ((found["overlap"] > 0) & (found["overlap"] <= 1)).all()
+
+
+def test_estimate_against_measurement(measured):
+    """A result without values of segments, as `scan` writes it, beside the measurement."""
+    bands = measured["bands"][0]
+    names = [f"dominant{side}_segment" for side in ("", "_q", "_usage")]
+    estimate = bands.drop_vars(names).assign_attrs(
+        analysis="scan", options=json.dumps({"draws": 9}), shared_keys="[]", weight_bytes_read=1
+    )
+    estimate = estimate.assign_coords(exact=("layer", np.zeros(3, dtype=int)))
+    estimate["usage"] = estimate["usage"].roll(pair=1)
+    with pytest.warns(ProbeWarning, match=r"differ in analysis: bands \(one \(bands\)\); scan \(one \(scan\)\)"):
+        found = rp.compare([bands, estimate])
+    row = at(found, 1, "i_band, usage q·k")
+    assert row["value"] == pytest.approx(bands["usage"].roll(pair=1).argmax("pair").values.mean())
+    assert np.isnan(row["difference_se"]) and not row["paired"]
+    assert found["offset"].sel(axis="index")[1].item() == pytest.approx(row["difference"] / 8)
+    with pytest.raises(ProbeError, match=r"different analyses \(scan, similarity\)"):
+        rp.compare([estimate, measured["similarity"][0]])
+
+
+def test_cut_short_is_said(pair):
+    results = pair("truncate")
+    with pytest.warns(ProbeWarning, match="cut short, and compared as far as read: two"):
+        rp.compare([results[0], results[1].assign_attrs(partial=1)])
+
+
+def test_nothing_in_common_is_refused(pair, monkeypatch):
+    alone = ANALYSES["bands"]._replace(
+        parts=lambda ds: [part._replace(statistics={ds.attrs["model"]: None}) for part in ANALYSES["scan"].parts(ds)]
+    )
+    monkeypatch.setitem(ANALYSES, "bands", alone)
+    with pytest.raises(ProbeError, match="no statistic in common"):
+        rp.compare(pair("bands"))
+
+
+# --- table and figures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:the results differ in checkpoints")
+@pytest.mark.parametrize("analysis", [*RUNS, "trajectory"])
+def test_table_and_json_of_every_analysis(capsys, measured, analysis):
+    found = rp.compare(measured[analysis], names=list("abc")[: len(measured[analysis])])
+    render(found)
+    table = capsys.readouterr().out
+    assert max(map(len, table.splitlines())) <= 80
+    rows = {name: [at(found, row, name) for row in range(found.sizes["result"])] for name in found["statistic"].values}
+    for name, values in rows.items():
+        assert name in " ".join(table.split())
+        for row in values:
+            assert not np.isfinite(row["value"]) or measured_words(row["value"], row["value_se"]) in table
+    printed = as_dict(found)
+    assert [one["statistic"] for one in printed["statistics"]] == list(rows)
+    for one in printed["statistics"]:
+        for row, expected in zip(one["results"], rows[one["statistic"]], strict=True):
+            np.testing.assert_equal({key: row[key] for key in expected}, expected)
+    assert bool(printed["axes"]) == (analysis in ("bands", "heads", "trajectory"))
+
+
+def test_the_command_draws_one_axis(run_cli, measured, tmp_path):
+    paths = [save(ds, tmp_path / f"{name}.nc") for ds, name in zip(measured["truncate"], "abc", strict=True)]
+    run = run_cli("compare", *paths, "--figure", "one.svg", "--axis", "relative", "--json")
+    assert json.loads(run.out)["figures"] == ["one.svg"]
+
+
+def test_similarity_has_no_pairs(pair):
+    with pytest.raises(UsageError, match="--axis index: similarity is compared by layer"):
+        plot(pair("similarity"), axis="index")
+
+
+def test_axis_is_checked(run_cli, measured, tmp_path):
+    paths = [save(ds, tmp_path / f"{name}.nc") for ds, name in zip(measured["bands"], "abc", strict=True)]
+    run_cli("compare", *paths, "--figure", "a.png", "--axis", "hertz").refused("--axis is 'hertz'", "relative", code=2)
+    run_cli("compare", *paths, "--axis", "index").refused("--figure", code=2)
+    with pytest.raises(UsageError, match="hertz"):
+        plot(measured["bands"], axis="hertz")
+    with pytest.raises(ProbeError, match="3 panels"):
+        plot(measured["bands"], ax=plt.subplots(1, 2)[1])
+
+
+def lines(ax):
+    """label -> line, of the curves that have one."""
+    found = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
+    return found | {bars.get_label(): bars.lines[0] for bars in ax.containers if hasattr(bars, "lines")}
+
+
+def test_bands_figure_shows_the_profiles(measured):
+    one, _, gemma = measured["bands"]
+    axes = plot([one, gemma])
+    assert [ax.get_title(loc="left") for ax in axes] == ["by index / P", "by wavelength", "by wavelength / L"]
+    rows = np.flatnonzero(gemma["layer_type"].values == "sliding_attention")
+    usage = gemma["usage"].values[rows].reshape(-1, 8)
+    profile = (usage / usage.mean(1, keepdims=True)).mean(0)
+    waves = gemma["wavelength"].values[rows[0]]
+    length = gemma["formation_length"].values[rows[0]]
+    for ax, x in zip(axes, (np.arange(8) / 8, waves, waves / length), strict=True):
+        line = lines(ax)["gemma, sliding layers"]
+        np.testing.assert_allclose(line.get_xdata(), x)
+        np.testing.assert_allclose(line.get_ydata(), profile)
+        assert ax.get_xscale() == ("linear" if ax is axes[0] else "log")
+    marks = [line for line in axes[0].lines if line.get_marker() == "v"]
+    i_bands = [
+        rp.summary(one)["i_band_usage"],
+        *(kind["i_band_usage"] for kind in rp.summary(gemma)["by_layer_type"].values()),
+    ]
+    np.testing.assert_allclose([line.get_xdata()[0] for line in marks], np.array(i_bands) / 8)
+    keys = plot([one, gemma], axis="index")
+    assert [ax.get_title(loc="left").split()[0] for ax in keys] == ["queries", "keys", "usage"]
+
+
+def test_truncate_figure_shows_the_cuts(pair):
+    results = pair("truncate")
+    axes = plot(results)
+    keep = results[1]["kind"].values == "keep"
+    excess = 100 * (results[1]["ratio"].values[keep] - 1)
+    line = lines(axes[0])["two"]
+    np.testing.assert_allclose(line.get_xdata(), [0, 0.5, 0.75, 1])
+    np.testing.assert_allclose(line.get_ydata(), excess[::-1])
+    waves = results[1]["wavelength"].values[0]
+    np.testing.assert_allclose(lines(axes[1])["two"].get_xdata(), waves[[0, 4, 6]])  # keep 1 stops no pair
+    knockouts = [ds.isel(setting=np.flatnonzero(ds["kind"].values == "remove")) for ds in results]
+    line = lines(plot(knockouts, axis="index")[0])["two"]
+    added = (results[1]["nll"] - results[1]["nll_intact"]).values[~keep].mean(1)
+    np.testing.assert_allclose(line.get_ydata(), added)
+    with pytest.raises(ProbeError, match="no kind of setting in common"):
+        plot([knockouts[0], results[1].isel(setting=np.flatnonzero(keep))])
+
+
+def test_spectrum_figure(pair):
+    results = pair("spectrum")
+    axes = plot(results, axis="index")
+    line = lines(axes[1])["two"]
+    ratio = (results[1]["purity"] / results[1]["purity_tone"]).values.reshape(-1, 8)
+    resolved = results[1]["resolvable"].values[0]
+    np.testing.assert_allclose(line.get_ydata(), np.maximum(1 - np.nanmedian(ratio, axis=0)[resolved], 1e-4))
+    damage = axes[0].containers[1].lines[0]
+    np.testing.assert_allclose(damage.get_ydata(), 100 * results[1]["damage"].values)
+    np.testing.assert_allclose(damage.get_xdata(), [0, 0.5, 1])
+
+
+def test_heads_figure(pair):
+    results = pair("heads")
+    axes = plot(results)
+    heights = [patch.get_height() for patch in axes[0].containers[1]]
+    np.testing.assert_allclose(heights, [(results[1]["role"] == role).values.mean() for role in ROLES])
+    np.testing.assert_allclose(axes[2].lines[1].get_ydata(), by_distance(results[1]))
+    np.testing.assert_allclose(
+        by_distance(results[1]), results[1]["weight_by_distance"].mean(("layer", "head")), rtol=1e-5
+    )
+    spot = next(line for line in axes[3].lines if line.get_marker() == "o" and line.get_ydata()[0] == 1)
+    np.testing.assert_allclose(spot.get_xdata(), results[1]["usage"].argmax("pair").values.mean() / 8)
+
+
+def test_trajectory_figure(measured):
+    results = measured["trajectory"]
+    axes = plot(results, names=["up", "down"])
+    i_bands = [rp.summary(ds)["i_band_usage"] for ds in measured["bands"][:2]]
+    np.testing.assert_allclose(lines(axes[0])["up"].get_ydata(), np.array(i_bands) / 8)
+    kind = curves.curves(results, ["up", "down"])[0].kind
+    waves = np.exp(np.interp(i_bands, np.arange(8), np.log(kind.wavelength)))
+    np.testing.assert_allclose(lines(axes[1])["up"].get_ydata(), waves)
+    np.testing.assert_allclose(lines(axes[2])["up"].get_ydata(), waves / kind.length)
