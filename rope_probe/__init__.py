@@ -23,11 +23,13 @@ _PUBLIC = {
     "scan": ("rope_probe.probes.scan", "scan"),
     "extend": ("rope_probe.probes.extend", "extend"),
     "interventions": ("rope_probe.interventions", None),
+    "resumable": ("rope_probe.resume", "resumable"),
     "capture": ("rope_probe.access", "capture"),
     "attention_map": ("rope_probe.access", "attention_map"),
     "load": ("rope_probe.results", "load"),
     "save": ("rope_probe.results", "save"),
     "summary": ("rope_probe.probes", "summary"),
+    "show": ("rope_probe.display", "show"),
     "ProbeError": ("rope_probe.errors", "ProbeError"),
     "ProbeWarning": ("rope_probe.errors", "ProbeWarning"),
     "plot": ("rope_probe.plots", None),
@@ -47,3 +49,16 @@ def __getattr__(name):
 
 def __dir__():
     return __all__
+
+
+def load_ipython_extension(ipython) -> None:
+    """`%load_ext rope_probe` in a notebook: results that are displayed show their table first."""
+    from .display import load_ipython_extension
+
+    load_ipython_extension(ipython)
+
+
+def unload_ipython_extension(ipython) -> None:
+    from .display import unload_ipython_extension
+
+    unload_ipython_extension(ipython)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from . import limits, processes
 from .configs import override_rope, parse_rope
 from .errors import ProbeError, UsageError, first_words
 from .modules import text_decoder
@@ -16,7 +18,7 @@ from .quiet import quiet
 from .rotary import Geometry, RotaryLayer, decoder_without_weights, read_geometry
 from .sources import Source, explain, find
 from .verify import verified_geometry
-from .weights import check_weights, refuse_incomplete
+from .weights import check_weights, refuse_incomplete, stored_bytes
 
 DTYPES = {
     "float32": torch.float32,
@@ -155,7 +157,11 @@ def open_checkpoint(
             config, formed = _overridden(source, config, override, own_code)
         with source.explained():
             if not own_code:  # refuse what cannot work before reading weights
-                read_geometry(decoder_without_weights(config))
+                bare = decoder_without_weights(config)
+                read_geometry(bare)
+                if source.folder:
+                    limits.check_parameters(bare, source.name, stored_bytes(Path(source.folder)))
+                del bare
         loaded = _load_model(source, config, dtype, device_map)
         if own_code:
             read_geometry(text_decoder(loaded))
@@ -190,7 +196,7 @@ def _from_object(model, tokenizer) -> Checkpoint:
 
 def _device(device: str | None) -> str:
     if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return processes.device() or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         if torch.empty(0, device=device).is_meta:
             raise RuntimeError("the meta device holds no numbers")
@@ -216,9 +222,13 @@ def load_config(source: str, *, revision: str | None = None, trust_remote_code: 
 
 
 def _config(source: Source):
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     with source.explained():
+        if source.folder is None:  # a folder's config.json was checked when it was found
+            options = {key: value for key, value in source.options.items() if key != "trust_remote_code"}
+            with contextlib.suppress(OSError):  # said below
+                limits.check_config(PreTrainedConfig.get_config_dict(source.place, **options)[0], source.name)
         return AutoConfig.from_pretrained(source.place, **source.options)
 
 

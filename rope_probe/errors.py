@@ -9,6 +9,10 @@ class UsageError(ProbeError):
     """The arguments are wrong, whatever the checkpoint and the text (the command's exit code is 2)."""
 
 
+class SharedError(ProbeError):
+    """One of several processes has failed and told the others; one of them says it."""
+
+
 class ProbeWarning(UserWarning):
     """The numbers are right, but something about the run deserves a second look."""
 

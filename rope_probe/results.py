@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import json
 import os
+import platform
 import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from .errors import ProbeError, first_words
+from .limits import check_result
 from .rotary import RotaryLayer
 from .theory import wavelength
 
@@ -95,6 +98,7 @@ VARIABLES = {
     "key_logprob": ("log probability of the key", "nats"),
     "key_position": ("position of the hidden key's first token", "tokens"),
     "base_used": ("base that a layer ran with", "1"),
+    "intact": ("the model as it is", "1"),
     "bound": ("L_bound of a layer's frequencies", "tokens"),
     "exact": ("norms are computed from the token ids, not estimated", "1"),
     "step": ("training step", "1"),
@@ -209,30 +213,46 @@ def check_writable(path) -> None:
         raise ProbeError(f"cannot write {path}: {error.strerror}; give another name.") from None
 
 
+def replace_file(path: Path, content) -> None:
+    """Write a file atomically: the old one stays until the new one is whole."""
+    remove_scratch(path)
+    scratch = path.parent / f".{path.name}-{platform.node()}-{os.getpid()}.part"
+    try:
+        with open(scratch, "wb") as stream:
+            stream.write(content)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def remove_scratch(path: Path) -> None:
+    """Remove what runs on this machine that were killed while they wrote this file have left."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}-{glob.escape(platform.node())}-*.part"):
+        owner = left.name.removesuffix(".part").rpartition("-")[2]
+        if owner.isdecimal() and not _alive(int(owner)):
+            left.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # somebody else's
+    return True
+
+
 def save(ds: xr.Dataset, path) -> Path:
     """Write a result to exactly this file (netCDF4), atomically: the old file stays until the new one is whole."""
     path = Path(path)
     whole = io.BytesIO()  # HDF5 on a full disk leaves handles behind that complain for as long as they live
     ds.to_netcdf(whole, engine="h5netcdf")
-    scratch = ""
     try:
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".part")
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(whole.getbuffer())
-        os.chmod(scratch, 0o666 & ~_umask())
-        os.replace(scratch, path)
+        replace_file(path, whole.getbuffer())
     except OSError as error:
         raise ProbeError(f"cannot write {path}: {error.strerror}; free space or give another name.") from error
-    finally:
-        if scratch and os.path.exists(scratch):
-            os.unlink(scratch)
     return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def load(path) -> xr.Dataset:
@@ -246,8 +266,11 @@ def load(path) -> xr.Dataset:
     if not Path(path).is_file():
         raise ProbeError(f"there is no result file {path}: check the path.")
     try:
+        check_result(Path(path))
         with xr.open_dataset(path, engine="h5netcdf") as stored:
             ds = stored.load()
+    except ProbeError:
+        raise
     except Exception as error:
         raise ProbeError(
             f"{path} is not a result file ({first_words(error, 120)}): give a .nc file that rope-probe wrote."

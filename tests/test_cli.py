@@ -1,9 +1,9 @@
 """The command line as a person and as a script use it."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -67,11 +67,12 @@ def test_help_is_instant_and_imports_nothing_heavy():
     code += "try:\n    main()\nexcept SystemExit:\n    pass\n"
     code += "heavy = {'torch', 'transformers', 'xarray', 'numpy', 'matplotlib', 'pandas'} & set(sys.modules)\n"
     code += "assert not heavy, heavy"
-    times = []
+    times = []  # of the processor: the clock also counts what else the machine does
     for _ in range(3):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-        times.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     assert min(times) < 0.5
 
 

@@ -15,7 +15,9 @@ from conftest import edit_weights
 import rope_probe as rp
 from rope_probe.cli import common
 
-INTERRUPT = "stopped after {count} segments; {path} holds what was measured."
+INTERRUPT = (
+    "stopped after {count} segments; {path} holds what was measured; --resume goes on from there ({path}.resume)."
+)
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 import functools
 import os
+import signal
 import sys
 import warnings
 
 import typer
 
-from ..errors import ProbeError, ProbeWarning, UsageError, first_words
+from ..errors import ProbeError, ProbeWarning, SharedError, UsageError, first_words
+from ..processes import rank
 from .bands import bands
 from .bound import bound
 from .check import check
@@ -59,7 +61,8 @@ def _guarded(command):
 def _fail(error: BaseException, sentence: str, code: int = 1) -> None:
     if os.environ.get("ROPE_PROBE_DEBUG"):
         raise error
-    print(f"rope-probe: {sentence}", file=sys.stderr)
+    if not (isinstance(error, SharedError) and rank()):  # of several processes with the same error, one says it
+        print(f"rope-probe: {sentence}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -72,7 +75,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (bands, spectrum, similarity, heads, trajectory, truncate, extend, scan, inspect, bound, check, compare, show):
+for command in (
+    bands,
+    spectrum,
+    similarity,
+    heads,
+    trajectory,
+    truncate,
+    extend,
+    scan,
+    inspect,
+    bound,
+    check,
+    compare,
+    show,
+):
     app.command()(_guarded(command))
 
 
@@ -91,11 +108,12 @@ def _common(
 
 
 def _show_warning(message, category, *_args, **_kwargs) -> None:
-    if issubclass(category, ProbeWarning):
+    if issubclass(category, ProbeWarning) and rank() == 0:
         print(f"warning: {message}", file=sys.stderr)
 
 
 def main() -> None:
     """Entry point."""
     warnings.showwarning = _show_warning
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers end a run so: keep what it has measured
     app()

@@ -29,6 +29,7 @@ def bands(
     device_map: opt.DeviceMap = None,
     revision: opt.Revision = None,
     output: opt.Output = None,
+    resume: opt.Resume = False,
     figure: opt.Figure = None,
     json: opt.Json = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -44,7 +45,7 @@ def bands(
     chosen = common.parse_layers(layers)
     formed = common.parse_numbers(formation, "--formation", ("base", "length"))
     drawing = common.figure_path(figure)
-    path = common.output_path(output, "bands", model, drawing)
+    path = common.output_path(output, "bands", model, drawing, resume)
     common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
     ckpt = common.open_model(
         model,
@@ -56,22 +57,21 @@ def bands(
         trust_remote_code=trust_remote_code,
     )
     from ..probes.bands import bands as measure
-    from .show import present
 
-    with common.Progress(length) as progress:
-        ds = measure(
-            ckpt,
-            text=text,
-            dataset=dataset,
-            tokens=tokens,
-            segments=segments,
-            length=length,
-            batch=batch,
-            layers=chosen,
-            control=control,
-            formation=formed,
-            progress=progress,
-        )
-    common.store(ds, path)
-    present(ds, path, drawing, json)
-    common.check_whole(ds, path)
+    common.carry_out(
+        measure,
+        ckpt,
+        path,
+        drawing,
+        json,
+        resume,
+        text=text,
+        dataset=dataset,
+        tokens=tokens,
+        segments=segments,
+        length=length,
+        batch=batch,
+        layers=chosen,
+        control=control,
+        formation=formed,
+    )

@@ -60,6 +60,13 @@ def open_model(model: str, **options):
         return open_checkpoint(model, **options)
 
 
+def speaks() -> bool:
+    """Is this the process that tells people what goes on?"""
+    from ..processes import rank
+
+    return rank() == 0
+
+
 def _console():
     from rich.console import Console
 
@@ -69,7 +76,7 @@ def _console():
 def _status(message: str):
     import contextlib
 
-    return _console().status(message) if sys.stderr.isatty() else contextlib.nullcontext()
+    return _console().status(message) if sys.stderr.isatty() and speaks() else contextlib.nullcontext()
 
 
 class Progress:
@@ -97,6 +104,8 @@ class Progress:
             self.started = self.clock()
             return
         elapsed = self.clock() - self.started
+        if not speaks():
+            return
         if not self.announced:
             self.announced = True
             expected = elapsed * total / done
@@ -148,15 +157,25 @@ def check_sources(**sources) -> None:
     check_sources(**sources)
 
 
-def output_path(output: str | None, analysis: str, model: str, figure: Path | None = None) -> Path:
-    """Where the result goes, checked before the run: exactly `output`, or a free name here."""
+def state_path(path: Path) -> Path:
+    """Where a run keeps what it has measured, beside its result."""
+    return path.with_name(f"{path.name}.resume")
+
+
+def output_path(
+    output: str | None, analysis: str, model: str, figure: Path | None = None, resume: bool = False
+) -> Path:
+    """Where the result goes, checked before the run: exactly `output`, or a free name here.
+
+    A run that is to be resumed has the name of the one that was interrupted.
+    """
     from ..results import check_writable
 
     if output is None:
         stem = f"{analysis}-{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(model).name)}"
         path = Path(f"{stem}.nc")
         number = 2
-        while path.exists():
+        while path.exists() and not (resume and state_path(path).exists()):
             path = Path(f"{stem}-{number}.nc")
             number += 1
     else:
@@ -169,6 +188,30 @@ def output_path(output: str | None, analysis: str, model: str, figure: Path | No
     if figure is not None and figure.resolve() == path.resolve():
         raise UsageError(f"--output and --figure are both {path}: give two names.")
     return path
+
+
+def carry_out(measure, ckpt, path: Path, drawing: Path | None, json: bool, resume: bool, **options) -> None:
+    """Measure, store, show, draw.  What is measured is kept beside the result until that is whole."""
+    from ..resume import resumable
+    from .show import present
+
+    state = state_path(path)
+    if not speaks():
+        pass
+    elif resume and not state.exists():
+        print(f"there is no {state}, so the run starts from the beginning", file=sys.stderr)
+    elif state.exists() and not resume:
+        print(f"{state} of an interrupted run is there: --resume would go on from it", file=sys.stderr)
+    with resumable(state, resume), Progress(options["length"]) as progress:
+        ds = measure(ckpt, **options, progress=progress)
+        if speaks():
+            store(ds, path)
+    if not speaks():
+        return
+    present(ds, path, drawing, json)
+    if ds.attrs["partial"]:
+        more = f"; --resume goes on from there ({state})" if state.exists() else ""
+        raise ProbeError(f"stopped after {ds.attrs['segments']} segments; {path} holds what was measured{more}.")
 
 
 def store(ds, path: Path) -> None:
@@ -185,12 +228,6 @@ def store(ds, path: Path) -> None:
         except (ProbeError, OSError):
             raise error from None
         raise ProbeError(f"{error} The result is in {refuge}.") from error
-
-
-def check_whole(ds, path: Path) -> None:
-    """End a run that was cut short as one that did not do what was asked."""
-    if ds.attrs["partial"]:
-        raise ProbeError(f"stopped after {ds.attrs['segments']} segments; {path} holds what was measured.")
 
 
 def print_json(values: dict) -> None:

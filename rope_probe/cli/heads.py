@@ -37,6 +37,7 @@ def heads(
     revision: opt.Revision = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the random tokens of the induction score.", min=0)] = 0,
     output: opt.Output = None,
+    resume: opt.Resume = False,
     figure: opt.Figure = None,
     json: opt.Json = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -53,11 +54,10 @@ def heads(
     place = _place(map_)
     formed = common.parse_numbers(formation, "--formation", ("base", "length"))
     drawing = common.figure_path(figure)
-    path = common.output_path(output, "heads", model, drawing)
+    path = common.output_path(output, "heads", model, drawing, resume)
     common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
     from ..probes.heads import check_thresholds
     from ..probes.heads import heads as measure
-    from .show import present
 
     thresholds = {"positional": positional, "induction": induction, "sink": sink}
     check_thresholds(thresholds)
@@ -70,25 +70,25 @@ def heads(
         rope=rope,
         trust_remote_code=trust_remote_code,
     )
-    with common.Progress(length) as progress:
-        ds = measure(
-            ckpt,
-            text=text,
-            dataset=dataset,
-            tokens=tokens,
-            segments=segments,
-            length=length,
-            batch=batch,
-            layers=chosen,
-            attention_map=place,
-            formation=formed,
-            seed=seed,
-            progress=progress,
-            **thresholds,
-        )
-    common.store(ds, path)
-    present(ds, path, drawing, json)
-    common.check_whole(ds, path)
+    common.carry_out(
+        measure,
+        ckpt,
+        path,
+        drawing,
+        json,
+        resume,
+        text=text,
+        dataset=dataset,
+        tokens=tokens,
+        segments=segments,
+        length=length,
+        batch=batch,
+        layers=chosen,
+        attention_map=place,
+        formation=formed,
+        seed=seed,
+        **thresholds,
+    )
 
 
 def _place(text: str | None) -> tuple[int, int] | None:

@@ -42,6 +42,9 @@ Output = Annotated[
         "-o", "--output", metavar="FILE.nc", help="Result file (default: ANALYSIS-MODEL.nc here, numbered if taken)."
     ),
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from where an interrupted run with the same output file stopped.")
+]
 Figure = Annotated[str | None, typer.Option("--figure", metavar="FILE", help="Draw to FILE.pdf, .png or .svg.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 TrustRemoteCode = Annotated[

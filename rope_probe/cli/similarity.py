@@ -33,6 +33,7 @@ def similarity(
     device_map: opt.DeviceMap = None,
     revision: opt.Revision = None,
     output: opt.Output = None,
+    resume: opt.Resume = False,
     figure: opt.Figure = None,
     json: opt.Json = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -50,11 +51,10 @@ def similarity(
     chosen_heads = common.parse_layers(heads, "--heads", "heads")
     fixed = common.parse_layers(distances, "--distances", "distances")
     drawing = common.figure_path(figure)
-    path = common.output_path(output, "similarity", model, drawing)
+    path = common.output_path(output, "similarity", model, drawing, resume)
     common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
     from ..probes.similarity import check_options
     from ..probes.similarity import similarity as measure
-    from .show import present
 
     check_options(rows, sink, seed)
     ckpt = common.open_model(
@@ -65,23 +65,23 @@ def similarity(
         device_map=device_map,
         trust_remote_code=trust_remote_code,
     )
-    with common.Progress(length) as progress:
-        ds = measure(
-            ckpt,
-            text=text,
-            dataset=dataset,
-            tokens=tokens,
-            segments=segments,
-            length=length,
-            batch=batch,
-            layers=chosen,
-            heads=chosen_heads,
-            queries=rows,
-            sink=sink,
-            distances=fixed,
-            seed=seed,
-            progress=progress,
-        )
-    common.store(ds, path)
-    present(ds, path, drawing, json)
-    common.check_whole(ds, path)
+    common.carry_out(
+        measure,
+        ckpt,
+        path,
+        drawing,
+        json,
+        resume,
+        text=text,
+        dataset=dataset,
+        tokens=tokens,
+        segments=segments,
+        length=length,
+        batch=batch,
+        layers=chosen,
+        heads=chosen_heads,
+        queries=rows,
+        sink=sink,
+        distances=fixed,
+        seed=seed,
+    )

@@ -43,6 +43,7 @@ def spectrum(
     device_map: opt.DeviceMap = None,
     revision: opt.Revision = None,
     output: opt.Output = None,
+    resume: opt.Resume = False,
     figure: opt.Figure = None,
     json: opt.Json = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -60,11 +61,10 @@ def spectrum(
     pairs = "all" if inject == "all" else common.parse_layers(inject, "--inject", "pairs")
     parts = [part.strip() for part in ablate.split(",")] if ablate else []
     drawing = common.figure_path(figure)
-    path = common.output_path(output, "spectrum", model, drawing)
+    path = common.output_path(output, "spectrum", model, drawing, resume)
     common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
     from ..probes.spectrum import check_options
     from ..probes.spectrum import spectrum as measure
-    from .show import present
 
     check_options(window, pairs, depth, parts)
     ckpt = common.open_model(
@@ -76,25 +76,25 @@ def spectrum(
         rope=rope,
         trust_remote_code=trust_remote_code,
     )
-    with common.Progress(length) as progress:
-        ds = measure(
-            ckpt,
-            text=text,
-            dataset=dataset,
-            tokens=tokens,
-            segments=segments,
-            length=length,
-            batch=batch,
-            layers=chosen,
-            distances=distances,
-            window=window,
-            weights=weights,
-            inject=pairs,
-            depth=depth,
-            ablate=parts,
-            keep_pairs=keep_pairs,
-            progress=progress,
-        )
-    common.store(ds, path)
-    present(ds, path, drawing, json)
-    common.check_whole(ds, path)
+    common.carry_out(
+        measure,
+        ckpt,
+        path,
+        drawing,
+        json,
+        resume,
+        text=text,
+        dataset=dataset,
+        tokens=tokens,
+        segments=segments,
+        length=length,
+        batch=batch,
+        layers=chosen,
+        distances=distances,
+        window=window,
+        weights=weights,
+        inject=pairs,
+        depth=depth,
+        ablate=parts,
+        keep_pairs=keep_pairs,
+    )

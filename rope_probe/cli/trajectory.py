@@ -73,6 +73,8 @@ def trajectory(
             device_map=device_map,
             trust_remote_code=trust_remote_code,
         )
+    if not common.speaks():
+        return
     common.store(ds, path)
     present(ds, path, drawing, json)
     if ds.attrs["partial"]:

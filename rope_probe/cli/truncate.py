@@ -55,6 +55,7 @@ def truncate(
     device_map: opt.DeviceMap = None,
     revision: opt.Revision = None,
     output: opt.Output = None,
+    resume: opt.Resume = False,
     figure: opt.Figure = None,
     json: opt.Json = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -76,12 +77,11 @@ def truncate(
         "pairs": common.parse_layers(pairs, "--pairs", "pairs"),
     }
     drawing = common.figure_path(figure)
-    path = common.output_path(output, "truncate", model, drawing)
+    path = common.output_path(output, "truncate", model, drawing, resume)
     common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
     from ..probes.truncate import check_options
     from ..probes.truncate import truncate as measure
     from ..results import load
-    from .show import present
 
     check_options(**wanted)
     compared = None if bands is None else load(bands)
@@ -93,25 +93,25 @@ def truncate(
         device_map=device_map,
         trust_remote_code=trust_remote_code,
     )
-    with common.Progress(length) as progress:
-        ds = measure(
-            ckpt,
-            text=text,
-            dataset=dataset,
-            tokens=tokens,
-            segments=segments,
-            length=length,
-            batch=batch,
-            **wanted,
-            reverse=reverse,
-            layers=cut_layers,
-            layer_type=_words(layer_type),
-            bands=compared,
-            progress=progress,
-        )
-    common.store(ds, path)
-    present(ds, path, drawing, json)
-    common.check_whole(ds, path)
+    common.carry_out(
+        measure,
+        ckpt,
+        path,
+        drawing,
+        json,
+        resume,
+        text=text,
+        dataset=dataset,
+        tokens=tokens,
+        segments=segments,
+        length=length,
+        batch=batch,
+        **wanted,
+        reverse=reverse,
+        layers=cut_layers,
+        layer_type=_words(layer_type),
+        bands=compared,
+    )
 
 
 def _words(text: str | None) -> list[str] | None:

@@ -291,9 +291,9 @@ def bands(
         raise ProbeError("none of the chosen layers rotates, so there are no rotary pairs to measure.")
     observer = BandsObserver(selected, count, size, control)
     batch = batch or default_batch(ckpt.device, size)
-    done = measure(ckpt, chosen.ids, observer, batch, progress)
-    ds = xr.Dataset(observer.variables(done), coords=coordinates(ckpt, selected, formation))
     options = {"control": control, "formation": formation or {}, "layers": sorted(observer.layers), "batch": batch}
+    done = measure(ckpt, "bands", chosen.ids, observer, batch, options, progress)
+    ds = xr.Dataset(observer.variables(done), coords=coordinates(ckpt, selected, formation))
     read_so_far = replace(chosen, ids=chosen.ids[:done])
     ds.attrs = results.provenance(ckpt, geometry, read_so_far, "bands", options, partial=done < count)
     return results.describe(ds)

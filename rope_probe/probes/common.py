@@ -1,16 +1,13 @@
-"""What every probe does around its reading: choose layers, choose a batch, keep an interrupt from splitting a batch."""
+"""What every probe does around its reading: choose layers, choose a batch, make an interrupt wait."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 
-import torch
-
-from ..errors import ProbeError, ProbeWarning, UsageError
+from ..errors import ProbeError, UsageError
 from ..rotary import Geometry, RotaryLayer
 
 
@@ -39,57 +36,24 @@ def default_batch(device: str, length: int) -> int:
 
 
 @contextlib.contextmanager
-def uninterrupted():
-    """Ctrl-C waits until the block is done, so that statistics are never left half merged."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals arrive in the main thread only
-        return
-    arrived = []
-    previous = signal.signal(signal.SIGINT, lambda *args: arrived.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
-        if arrived and callable(previous):
-            previous(*arrived[0])
+def uninterrupted() -> Iterator[list]:
+    """Ctrl-C and SIGTERM wait until the block is done, so that statistics are never left half merged.
 
-
-class Reading:
-    """Context of a run over segments: an interrupt, or a failure in a later batch, keeps what was measured.
-
-    Parameters
-    ----------
-    count : int
-        Segments in all.
-    progress : callable, optional
-        Called with (segments read, segments in all) after every batch.
-
-    Attributes
-    ----------
-    done : int
-        Segments whose statistics are merged.  An error before the first of them goes through.
+    Yields
+    ------
+    list
+        Signals that wait.
     """
-
-    def __init__(self, count: int, progress: Callable[[int, int], None] | None = None):
-        self.count, self.progress, self.done = count, progress, 0
-
-    def __enter__(self) -> Reading:
-        return self
-
-    @contextlib.contextmanager
-    def merging(self, stop: int):
-        """Merge a batch inside: whole or not at all, and counted as soon as it is."""
-        with uninterrupted():
-            yield
-            self.done = stop
-        if self.progress:
-            self.progress(self.done, self.count)
-
-    def __exit__(self, kind, error, traceback) -> bool:
-        kept = (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError)
-        if not self.done or not isinstance(error, kept):
-            return False
-        if not isinstance(error, KeyboardInterrupt):
-            message = f"stopped after {self.done} of {self.count} segments: {error}"
-            warnings.warn(message, ProbeWarning, stacklevel=3)
-        return True
+    arrived: list[tuple] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield arrived  # signals arrive in the main thread only
+        return
+    waiting = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(one, lambda *args: arrived.append(args)) for one in waiting]
+    try:
+        yield arrived
+    finally:
+        for one, handler in zip(waiting, previous, strict=True):
+            signal.signal(one, signal.SIG_DFL if handler is None else handler)
+        if arrived:
+            signal.raise_signal(arrived[0][0])

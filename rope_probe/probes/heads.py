@@ -34,7 +34,7 @@ REPEAT, SEQUENCES = 128, 4  # induction: tokens that are repeated, and how often
 class _Heads(Observer):
     """Sums of the attention weights of every layer; bands beside them."""
 
-    state = ("sums", "seen", "lag_counts", "map")
+    state = ("bands", "sums", "seen", "lag_counts", "map")
 
     def __init__(self, layers: list[RotaryLayer], count: int, length: int, chosen: tuple[int, int] | None):
         self.bands = BandsObserver(layers, count, length)
@@ -255,15 +255,15 @@ def heads(
     observer = _Heads(selected, count, size, attention_map)
     batch = batch or default_batch(ckpt.device, size)
     score, repeats = _induction(ckpt, observer.layers, seed)
-    done = measure(ckpt, chosen.ids, observer, batch, progress)
+    options = {"thresholds": thresholds, "induction": repeats, "map": attention_map, "formation": formation or {}}
+    options |= {"layers": sorted(observer.layers), "batch": batch}
+    done = measure(ckpt, "heads", chosen.ids, observer, batch, options, progress)
     ds = xr.Dataset(observer.variables(done, size), coords=coordinates(ckpt, selected, formation))
     ds["induction"] = (("layer", "head"), score)
     ds["role"] = (("layer", "head"), roles(ds, thresholds))
     ds = ds.assign_coords(distance=np.arange(size), lag=observer.lags)
     if attention_map:
         ds["attention_map"] = (("query", "key"), observer.map.astype(np.float32))
-    options = {"thresholds": thresholds, "induction": repeats, "map": attention_map, "formation": formation or {}}
-    options |= {"layers": sorted(observer.layers), "batch": batch}
     read_so_far = replace(chosen, ids=chosen.ids[:done])
     ds.attrs = results.provenance(ckpt, geometry, read_so_far, "heads", options, partial=done < count)
     return results.describe(ds)

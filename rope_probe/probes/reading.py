@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
 
+from .. import processes, resume
 from ..checkpoints import Checkpoint
+from ..errors import ProbeError, ProbeWarning, SharedError
 from ..rotary import RotaryLayer
 from ..tap import Call, Tap, input_device
-from .common import Reading
+from .common import uninterrupted
 
 Blocks = Mapping[tuple, np.ndarray]
 
@@ -45,10 +49,14 @@ class Observer:
         """See one layer attend."""
         raise NotImplementedError
 
-    def run(self, decoder, ids: torch.Tensor) -> None:
-        """Let the model read a batch of segments."""
+    def passes(self, decoder, ids: torch.Tensor) -> Iterator[bool]:
+        """Let the model read a batch of segments; yields after every part that `merge` can take, True after the last.
+
+        Whoever reads a batch in parts must be able to take one twice, since a batch that was cut short is read anew.
+        """
         with Tap(decoder, self, layers=self.layers, stop=True, hidden=self.hidden) as tap:
             tap.run(ids)
+        yield True
 
     def blocks(self) -> Blocks:
         """Statistics of what was just read, on the host.
@@ -65,24 +73,57 @@ class Observer:
         raise NotImplementedError
 
 
+class Reading:
+    """Context of a run over segments: an interrupt, or a failure in a later batch, keeps what was measured.
+
+    Attributes
+    ----------
+    count, done : int
+        Segments in all, and those whose statistics are merged.
+    merged : bool
+        Is there anything that was measured?  An error before that goes through.
+    """
+
+    def __init__(self, count: int, done: int = 0):
+        self.count, self.done, self.merged = count, done, done > 0
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(self, kind, error, traceback) -> bool:
+        kept = (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError)
+        if not self.merged or not isinstance(error, kept):
+            return False
+        if not isinstance(error, KeyboardInterrupt):
+            message = f"stopped after {self.done} of {self.count} segments: {error}"
+            warnings.warn(message, ProbeWarning, stacklevel=3)
+        return True
+
+
 def measure(
     ckpt: Checkpoint,
+    analysis: str,
     ids: np.ndarray,
     observer: Observer,
     batch: int,
+    options: dict,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Lead an observer through the segments.
+    """Lead an observer through the segments; several processes (torchrun) read in turn and all see everything.
 
     Parameters
     ----------
     ckpt : Checkpoint
+    analysis : str
+        Name of the reading, under which a run that can be resumed keeps its state.
     ids : ndarray of int, shape (segments, length)
     observer : Observer
     batch : int
         Segments per forward pass.
+    options : dict
+        What else the numbers depend on.
     progress : callable, optional
-        Called with (segments read, segments in all) after every batch.
+        Called with (segments read, segments to read): with 0 at the start, then after every batch.
 
     Returns
     -------
@@ -90,15 +131,68 @@ def measure(
         Segments whose statistics are in the observer: all of them, or those before an interrupt or a failure in a
         later batch (which is warned about).
     """
-    count = len(ids)
-    device = input_device(ckpt.decoder)
-    with Reading(count, progress) as reading:
-        for start in range(0, count, batch):
-            stop = min(start + batch, count)
-            observer.begin(start, stop)
-            # a copy, since a token file is mapped read-only
-            observer.run(ckpt.decoder, torch.tensor(ids[start:stop], dtype=torch.long, device=device))
-            blocks = observer.blocks()
-            with reading.merging(stop):
-                observer.merge(blocks, start, stop)
+    keeper = resume.current()
+    mark = resume.fingerprint(ckpt, ids, options) if keeper else {}
+    first = keeper.restore(analysis, observer, mark) if keeper else 0
+    if progress:
+        progress(0, len(ids) - first)
+    with Reading(len(ids), first) as reading:
+        while reading.done < reading.count:
+            for _ in _round(ckpt, ids, observer, batch, reading):
+                if keeper and processes.rank() == 0:
+                    keeper.keep(analysis, observer, mark, reading.done)
+            if progress:
+                progress(reading.done - first, reading.count - first)
+    if keeper:
+        keeper.whole = reading.done == reading.count
+        if not keeper.whole and processes.rank() == 0:
+            keeper.keep(analysis, observer, mark, reading.done, now=True)
     return reading.done
+
+
+def _round(ckpt: Checkpoint, ids: np.ndarray, observer: Observer, batch: int, reading: Reading) -> Iterator[None]:
+    """One batch for every process; yields whenever the state of the observer is whole."""
+    together = processes.size() > 1
+    starts = range(reading.done, reading.count, batch)[: processes.size()]
+    spans = [(start, min(start + batch, reading.count)) for start in starts]
+    own = spans[processes.rank() : processes.rank() + 1]
+    pieces = _pieces(ckpt, ids, observer, *own[0]) if own else iter(())
+    unfinished = list(spans)
+    while unfinished:
+        # processes stop together, so that none waits for one that has left
+        with uninterrupted() if together else contextlib.nullcontext([]) as signals:
+            found = processes.gather((*_next(pieces, together), bool(signals)))
+            with uninterrupted():
+                for span, (blocks, last, message, _) in zip(spans, found, strict=False):
+                    if message:
+                        break
+                    if blocks is not None:
+                        observer.merge(blocks, *span)
+                        reading.merged = True
+                    if last and span == unfinished[0]:
+                        unfinished.pop(0)
+                        reading.done = span[1]
+            yield
+        for *_, message, stopped in found:
+            if message:
+                raise SharedError(message)
+            if stopped:
+                raise KeyboardInterrupt
+
+
+def _pieces(ckpt, ids, observer: Observer, start: int, stop: int) -> Iterator[tuple[Blocks, bool]]:
+    observer.begin(start, stop)
+    # a copy, since a token file is mapped read-only
+    block = torch.tensor(ids[start:stop], dtype=torch.long, device=input_device(ckpt.decoder))
+    for last in observer.passes(ckpt.decoder, block):
+        yield observer.blocks(), last
+
+
+def _next(pieces: Iterator, together: bool) -> tuple[Blocks | None, bool, str]:
+    """The next piece of a batch, if there is one, whether it is the last, and what went wrong."""
+    try:
+        return *next(pieces, (None, True)), ""
+    except (ProbeError, MemoryError, torch.OutOfMemoryError) as error:
+        if not together:
+            raise
+        return None, False, str(error) or "out of memory"

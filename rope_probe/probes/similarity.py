@@ -289,13 +289,11 @@ def similarity(
     rows = [sample_rows(segment, size, sink, queries, seed) for segment in range(count)]
     observer = _Similarity(selected, heads, rows, distances, sink)
     batch = batch or default_batch(ckpt.device, size)
-    if progress:
-        progress(0, count)
-    done = measure(ckpt, chosen.ids, observer, batch, progress)
-    ds = xr.Dataset(observer.variables(done), coords=results.layer_coordinates(selected))
-    ds = ds.assign_coords(head=heads, distance=distances)
     options = {"queries": queries, "sink": sink, "seed": seed, "heads": heads, "batch": batch}
     options["layers"] = sorted(observer.layers)
+    done = measure(ckpt, "similarity", chosen.ids, observer, batch, options, progress)
+    ds = xr.Dataset(observer.variables(done), coords=results.layer_coordinates(selected))
+    ds = ds.assign_coords(head=heads, distance=distances)
     read_so_far = replace(chosen, ids=chosen.ids[:done])
     ds.attrs = results.provenance(ckpt, geometry, read_so_far, "similarity", options, partial=done < count)
     return results.describe(ds)

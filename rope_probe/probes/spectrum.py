@@ -5,7 +5,7 @@ Source: FoPE, arXiv 2412.17739 (spectrum damage, leakage, floor frequency).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -54,7 +54,9 @@ def weight_sums(call: Call, distances: int) -> torch.Tensor:
 class _Profiles(Observer):
     """Sums of products by distance, of every layer and group of segments; the single-tone experiment beside them."""
 
-    state = ("scale", "sums")
+    @property
+    def state(self) -> tuple[str, ...]:
+        return ("scale", "sums", "tones") if self.tones else ("scale", "sums")
 
     def __init__(
         self,
@@ -77,10 +79,11 @@ class _Profiles(Observer):
         self._pending.clear()
         self.runs = core.runs(start, stop, self.segments)
 
-    def run(self, decoder, ids: torch.Tensor) -> None:
-        super().run(decoder, ids)
-        if self.tones:
-            self.tones.measure(ids, self.runs)
+    def passes(self, decoder, ids: torch.Tensor) -> Iterator[bool]:
+        for last in super().passes(decoder, ids):
+            if self.tones:
+                self.tones.measure(ids, self.runs)
+            yield last
 
     def __call__(self, call: Call) -> None:
         self._pending.append((call.layer, "scale", 0, torch.tensor(call.scaling, dtype=torch.float64)))
@@ -325,7 +328,10 @@ def spectrum(
         raise ProbeError("none of the chosen layers rotates, so there are no tones to look for.")
     observer = _Profiles(selected, distances, size, count, weights, tones)
     batch = batch or default_batch(ckpt.device, size)
-    done = measure(ckpt, chosen.ids, observer, batch, progress)
+    options = {"distances": distances, "window": window, "weights": weights, "batch": batch}
+    options |= {"layers": sorted(observer.layers), "keep_pairs": keep_pairs}
+    options |= tones.options() if tones else {}
+    done = measure(ckpt, "spectrum", chosen.ids, observer, batch, options, progress)
     members = observer.members(done)
     variables = _finish(observer, members, size, distances, window, keep_pairs)
     ds = xr.Dataset(variables, coords=results.layer_coordinates(selected))
@@ -334,9 +340,6 @@ def spectrum(
     ds = ds.set_coords(["frequency", "distances"]).assign_coords(distance=np.arange(distances))
     if tones:
         ds = ds.assign(tones.variables(members, ds, window)).assign_coords(tones.coordinates())
-    options = {"distances": distances, "window": window, "weights": weights, "batch": batch}
-    options |= {"layers": sorted(observer.layers), "keep_pairs": keep_pairs}
-    options |= tones.options() if tones else {}
     read_so_far = replace(chosen, ids=chosen.ids[:done])
     ds.attrs = results.provenance(ckpt, geometry, read_so_far, "spectrum", options, partial=done < count)
     return results.describe(ds)

@@ -40,6 +40,8 @@ class Tones:
     distances, length, segments : int
     """
 
+    state = ("sums",)
+
     def __init__(
         self, decoder, geometry: Geometry, inject, depth: int, parts, distances: int, length: int, segments: int
     ):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from .. import results
+from .. import processes, results
 from ..checkpoints import open_checkpoint
 from ..errors import ProbeError, UsageError
 from ..texts import check_sources, segments_for
@@ -146,7 +146,7 @@ def trajectory(
         if one is None or one.attrs["partial"]:
             break
         done[place.label] = _entry(one, place, next(iter(done.values()), None))
-        if file is not None:
+        if file is not None and processes.rank() == 0:
             results.save(_joined(done, wanted), file)
         if progress:
             progress(number + 1, len(wanted))

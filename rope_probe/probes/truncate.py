@@ -6,10 +6,9 @@ breaks where the cut reaches the band), FoPE, arXiv 2412.17739 (pairs below the 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,17 +18,17 @@ import xarray as xr
 
 from .. import results
 from ..checkpoints import Checkpoint
-from ..errors import ProbeError, ProbeWarning, UsageError
+from ..errors import ProbeWarning, UsageError
 from ..likelihood import segment_nll, unchanged
 from ..rotary import Geometry, RotaryLayer
 from ..rotation_changes import MODES, removed
 from ..rotation_cuts import cut_pairs, handed_angles, select_layers, stilled, stops
-from ..tap import input_device
 from ..texts import check_sources, segments_for
 from ..words import ranges
 from .bands import bands as measure_bands
 from .bands_summary import summary as bands_summary
 from .common import default_batch
+from .reading import Blocks, Observer, measure
 
 KEEP = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.25, 0.0)
 
@@ -211,29 +210,6 @@ def truncate(
     ticks = _Ticks(progress, count * (1 + (bands is None) + sum(not setting.idle for setting in settings)))
     measured = _bands_of(ckpt, chosen.ids, geometry, bands, batch, ticks)
 
-    asked, done = len(settings), 0
-    nll, intact = np.full((asked, count), np.nan), np.full(count, np.nan)
-    try:
-        run = _Run(ckpt, geometry, size, settings)
-        with unchanged(ckpt.model):
-            for start in range(0, count, batch):
-                block = slice(start, min(start + batch, count))
-                intact[block] = run(chosen.ids[block])
-                ticks.add(block)
-                for row, setting in enumerate(settings):
-                    nll[row, block] = intact[block] if setting.idle else run(chosen.ids[block], setting)
-                    done = block.stop if row == asked - 1 else done
-                    if not setting.idle:
-                        ticks.add(block)
-    except (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError) as error:
-        if not done:  # the settings that the first batch has been through
-            done = min(batch, count)
-            ready = np.isfinite(nll[:, :done]).all(axis=1)
-            if not ready.any():
-                raise
-            nll, settings = nll[ready], [setting for setting, there in zip(settings, ready, strict=True) if there]
-        if not isinstance(error, KeyboardInterrupt):
-            warnings.warn(f"stopped after {done} of {count} segments: {error}", ProbeWarning, stacklevel=2)
     options = {
         "keep": None if keep is None else _unit(keep, "--keep"),
         "floor": None if floor is None else _unit(floor, "--floor"),
@@ -243,8 +219,17 @@ def truncate(
         "layer_type": layer_type if layer_type is None or isinstance(layer_type, str) else list(layer_type),
         "batch": batch,
     }
+    observer = _Likelihoods(ckpt, geometry, settings, count, size, ticks)
+    done = measure(ckpt, "truncate", chosen.ids, observer, batch, options)
+    asked, nll = len(settings), observer.nll
+    if not done:  # the settings that the first batch has been through
+        done = min(batch, count)
+        ready = np.isfinite(nll[:, :done]).all(axis=1)
+        if not ready.any():
+            raise KeyboardInterrupt
+        nll, settings = nll[ready], [setting for setting, there in zip(settings, ready, strict=True) if there]
     partial = done < count or len(settings) < asked
-    ds = _dataset(geometry, settings, nll[:, :done], intact[:done], measured)
+    ds = _dataset(geometry, settings, nll[:, :done], observer.intact[:done], measured)
     read = replace(chosen, ids=chosen.ids[:done])
     ds.attrs = results.provenance(ckpt, geometry, read, "truncate", options, partial=partial)
     ds.attrs["bands"] = json.dumps(bands_summary(measured))
@@ -263,24 +248,49 @@ class _Ticks:
             self.progress(self.done, self.total)
 
 
-class _Run:
-    """Likelihood of a block of segments under a setting; a setting is verified the first time it is entered."""
+class _Likelihoods(Observer):
+    """Likelihood of every segment under every setting; a setting is verified the first time it is entered."""
 
-    def __init__(self, ckpt: Checkpoint, geometry: Geometry, length: int, settings: list[Setting]):
-        self.ckpt, self.geometry, self.length = ckpt, geometry, length
-        self.device = input_device(ckpt.decoder)
+    state = ("nll", "intact")
+
+    def __init__(self, ckpt: Checkpoint, geometry: Geometry, settings: list[Setting], count: int, length: int, ticks):
+        self.ckpt, self.geometry, self.settings, self.length, self.ticks = ckpt, geometry, settings, length, ticks
+        self.layers = {}
+        self.nll, self.intact = np.full((len(settings), count), np.nan), np.full(count, np.nan)
         self.verified: set[int] = set()
         turned = {layer.layer: layer for setting in settings if setting.kind != "remove" for layer in setting.layers}
         self.angles = handed_angles(ckpt.decoder, list(turned.values())) if turned else None
+        self._pending: dict[tuple, np.ndarray] = {}
 
-    def __call__(self, ids: np.ndarray, setting: Setting | None = None) -> np.ndarray:
-        block = torch.as_tensor(ids, dtype=torch.long, device=self.device)
-        with self._changed(setting):
-            return segment_nll(self.ckpt.model, block).numpy()
+    def begin(self, start: int, stop: int) -> None:
+        self._pending.clear()
+        self._block = slice(start, stop)
 
-    def _changed(self, setting: Setting | None):
-        if setting is None:
-            return contextlib.nullcontext()
+    def passes(self, decoder, ids: torch.Tensor) -> Iterator[bool]:
+        """The intact model, then every setting, each of them a part; what an earlier run has measured is left out."""
+        known = np.isfinite(self.nll[:, self._block]).all(axis=1)
+        rows = [row for row, setting in enumerate(self.settings) if not (known[row] or setting.idle)]
+        with unchanged(self.ckpt.model):
+            if not np.isfinite(self.intact[self._block]).all():
+                values = segment_nll(self.ckpt.model, ids).numpy()
+                idle = [row for row, setting in enumerate(self.settings) if setting.idle]
+                self._pending = {("intact",): values} | {("nll", row): values for row in idle}
+                yield not rows
+            for row in rows:
+                with self._changed(self.settings[row]):
+                    self._pending["nll", row] = segment_nll(self.ckpt.model, ids).numpy()
+                yield row == rows[-1]
+
+    def blocks(self) -> Blocks:
+        found, self._pending = self._pending, {}
+        return found
+
+    def merge(self, blocks: Blocks, start: int, stop: int) -> None:
+        for (name, *row), values in blocks.items():
+            getattr(self, name)[(*row, slice(start, stop))] = values
+        self.ticks.add(slice(start, stop))
+
+    def _changed(self, setting: Setting):
         verify = id(setting) not in self.verified
         self.verified.add(id(setting))
         if setting.kind == "remove":
