@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from ...words import amount, base, model_name, ranges, tokens
+from .console import Console
 
 RULE_NAMES = {
     "variance": "variance (j*)",

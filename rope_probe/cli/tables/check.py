@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ...probes.check import Report
+from .console import Console
 
 STATES = {True: "[green]pass[/green]", False: "[bold red]fail[/bold red]", None: "[yellow]–[/yellow]"}
 

@@ -6,10 +6,10 @@ import math
 import textwrap
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from ...probes.compare_axes import AXES
+from .console import Console
 
 UNITS = (("G", 1e9), ("M", 1e6), ("k", 1e3))
 

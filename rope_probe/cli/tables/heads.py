@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
-from rich.console import Console
 from rich.table import Table
 
 from ...probes.heads_summary import FAST, GROUPS
 from ...words import amount, model_name, ranges, tokens
+from .console import Console
 
 MANY = 8  # heads named of each sort
 NAMES = {0: "own token", 1: "previous token"}

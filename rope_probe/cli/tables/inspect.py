@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from ...words import base, ranges, tokens
 from .bands import RULE_NAMES
+from .console import Console
 
 
 def _scaling(kind: dict) -> str:

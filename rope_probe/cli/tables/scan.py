@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from ...words import amount, model_name, ranges
 from .bands import _rows
+from .console import Console
 
 SIDES = ("keys", "queries", "usage")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from ...probes.similarity_summary import FEW
 from ...words import model_name, ranges
+from .console import Console
 
 MANY = 36  # layers from which on neighbours share a row
 

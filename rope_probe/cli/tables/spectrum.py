@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
-from rich.console import Console
 from rich.table import Table
 
 from ...probes.spectrum_summary import CLEAN, PURE
 from ...words import base, model_name, ranges
+from .console import Console
 
 MANY = 6  # injected pairs from which on layers are summed up in one row
 

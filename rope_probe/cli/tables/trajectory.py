@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
-from rich.console import Console
 from rich.table import Table
 
 from ...words import amount, base, model_name, ranges
 from .bands import RULE_NAMES
+from .console import Console
 
 
 def render(ds, summary: dict) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from ...probes.truncate_summary import HARMLESS
 from ...words import model_name, ranges
+from .console import Console
 
 SHOWN = 10  # pairs in the table of knockouts
 MODE_NAMES = {"unrotate": "not rotated", "remove": "removed"}
