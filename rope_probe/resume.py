@@ -41,14 +41,14 @@ class Keeper:
 
     Attributes
     ----------
-    whole : bool
-        The reading that came last was finished.
+    whole, over : bool
+        The reading that came last was finished; it has ended, and its result is being stored.
     """
 
     def __init__(self, path, resume: bool = False, every: float = EVERY):
         self.path, self.every = Path(path), every
         self.sections: dict[str, tuple[dict, list[np.ndarray]]] = self._read() if resume and self.path.exists() else {}
-        self.whole = False
+        self.whole = self.over = False
         self._last = time.monotonic()
 
     def restore(self, name: str, observer, fingerprint: dict) -> int:

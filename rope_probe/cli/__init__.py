@@ -112,8 +112,16 @@ def _show_warning(message, category, *_args, **_kwargs) -> None:
         print(f"warning: {message}", file=sys.stderr)
 
 
+def _end(*_) -> None:
+    """A scheduler ends the run: keep what it has measured, unless that is just being stored."""
+    resume = sys.modules.get("rope_probe.resume")  # not imported for it: --help shall be quick
+    keeper = resume.current() if resume else None
+    if keeper is None or not keeper.over:
+        raise KeyboardInterrupt
+
+
 def main() -> None:
     """Entry point."""
     warnings.showwarning = _show_warning
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers end a run so: keep what it has measured
+    signal.signal(signal.SIGTERM, _end)
     app()

@@ -134,6 +134,8 @@ def measure(
     keeper = resume.current()
     mark = resume.fingerprint(ckpt, ids, options) if keeper else {}
     first = keeper.restore(analysis, observer, mark) if keeper else 0
+    if keeper:
+        keeper.over = False
     if progress:
         progress(0, len(ids) - first)
     with Reading(len(ids), first) as reading:
@@ -144,7 +146,7 @@ def measure(
             if progress:
                 progress(reading.done - first, reading.count - first)
     if keeper:
-        keeper.whole = reading.done == reading.count
+        keeper.over, keeper.whole = True, reading.done == reading.count
         if not keeper.whole and processes.rank() == 0:
             keeper.keep(analysis, observer, mark, reading.done, now=True)
     return reading.done
