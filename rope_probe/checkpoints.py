@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from . import limits, processes
+from . import limits
 from .configs import override_rope, parse_rope
 from .errors import ProbeError, UsageError, first_words
 from .modules import text_decoder

@@ -7,10 +7,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from . import limits
 from .errors import ProbeError, UsageError, first_words
 from .quiet import quiet
 from .rotary import Geometry, config_geometry
-from .sources import Source, find
+from .sources import Source, check_config_file, find
 
 # `--rope` shorthand -> the configuration's own key
 SHORT = {"base": "rope_theta", "type": "rope_type", "original": "original_max_position_embeddings"}
@@ -27,6 +28,7 @@ def raw_config(name: str, revision: str | None = None, trust_remote_code: bool =
 
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".json":
+        check_config_file(path)
         source = Source(name, str(path), {"source": "config"}, local=True)
     else:
         source = find(name, revision, trust_remote_code)
@@ -35,6 +37,7 @@ def raw_config(name: str, revision: str | None = None, trust_remote_code: bool =
         raw, _ = PreTrainedConfig.get_config_dict(source.place, **options)
     if not isinstance(raw, dict) or not raw.get("model_type"):
         raise ProbeError(f"{name} names no model_type: give the config.json of a transformers checkpoint.")
+    limits.check_config(raw, name)
     return source, raw
 
 

@@ -17,6 +17,7 @@ import torch
 
 from .errors import ProbeError
 from .guards import deinterleaves, rotates_by_guard
+from .limits import HEAD_WIDTH, check_table
 from .modules import STILLED, advance, attention_modules, rotary_modules
 
 # Families whose rotation cannot be recognised from a `rotate_half` in their modelling file:
@@ -127,6 +128,7 @@ class Geometry:
 def _materialise(module, config):
     """A copy of a rotary module on the CPU; one built on the meta device is built again for real."""
     if any(buffer.is_meta for buffer in module.buffers()):
+        check_table(module, config)
         return type(module)(config)
     return copy.deepcopy(module).to("cpu")
 
@@ -304,6 +306,8 @@ def _read_layer(config, module, rotary, index: int, length: int | None) -> Rotar
     layer_type, window = _layer_type(config, module, index)
     parameters = _rope_parameters(config, layer_type)
     heads, kv_heads, head_dim = _heads(config, module, index)
+    if head_dim > HEAD_WIDTH:
+        raise ProbeError(f"heads of layer {index} have {head_dim:,} channels, beyond {HEAD_WIDTH:,}: check the config.")
     rotates = parameters is not None and rotates_by_guard(module)
     parameters = parameters or {}
     trained = formation_length(config, parameters, window)

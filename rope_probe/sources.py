@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import gguf_cache
+from . import gguf_cache, limits
 from .errors import ProbeError, UsageError, first_words
 
 
@@ -101,12 +100,18 @@ def check_config(folder: Path) -> None:
     path = folder / "config.json"
     if not path.is_file():
         raise ProbeError(f"{folder} has no config.json: give the folder of a transformers checkpoint.")
+    check_config_file(path)
+
+
+def check_config_file(path: Path) -> None:
+    """Refuse a config.json that is not JSON, says nothing, or asks for more than can be built."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = limits.read_json(path)
     except (OSError, ValueError) as error:
         raise ProbeError(f"{path} is not JSON ({first_words(error)}): fetch it again.") from None
-    if not isinstance(config, dict) or not config.get("model_type"):
+    if not isinstance(config, dict) or not config.get("model_type") or not isinstance(config["model_type"], str):
         raise ProbeError(f"{path} names no model_type: give the folder of a transformers checkpoint.")
+    limits.check_config(config, str(path))
 
 
 def ask_hub(name: str, file: str, **where) -> Exception | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .errors import ProbeError, ProbeWarning, UsageError, first_words
+from .limits import check_array
 from .sources import ask_hub
 
 # name -> (hub id, configuration, split, text column); parquet data sets only, scripts no longer load
@@ -137,7 +138,7 @@ def token_array(tokens) -> np.ndarray:
             tokens = np.load(path, allow_pickle=False, mmap_mode="r")
         except FileNotFoundError:
             raise ProbeError(f"there is no token file {path}: check the path.") from None
-        except (ValueError, OSError, EOFError) as error:
+        except Exception as error:  # a header is a Python expression, and fails in as many ways
             raise ProbeError(
                 f"{path} is not a .npy array of integers ({first_words(error)}): write it with numpy.save."
             ) from None
@@ -162,7 +163,9 @@ def token_array(tokens) -> np.ndarray:
 def from_tokens(tokens, vocabulary: int, segments: int | None, length: int | None) -> Segments:
     """Segments from an integer array [segments, length] or the .npy file that holds one."""
     corpus = Path(tokens).name if isinstance(tokens, (str, Path)) else "token ids"
-    ids = np.asarray(token_array(tokens)[:segments, :length], dtype=np.int64)
+    chosen = token_array(tokens)[:segments, :length]
+    check_array(chosen.shape, corpus)
+    ids = np.asarray(chosen, dtype=np.int64)
     if length is not None and ids.shape[1] < length:
         raise ProbeError(
             f"the tokens have {ids.shape[1]} per segment, fewer than --length {length}: "

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from .errors import ProbeError
 from .scaling import inverse_frequencies, ladder
+
+WORK = 20_000_000_000  # cosines that are added up before a sum is given up: about a minute
 
 __all__ = [
     "PUBLISHED_BASES",
@@ -217,6 +220,11 @@ def cosine_blocks(inv_freq, limit: int, weights=None, unrotated: float = 0) -> I
     fine = np.outer(inv_freq, np.arange(columns))
     fine = np.concatenate([weights[:, None] * np.cos(fine), -weights[:, None] * np.sin(fine)])
     while start <= limit:
+        if start * len(inv_freq) > WORK:
+            raise ProbeError(
+                f"B(m) of {len(inv_freq)} pairs is followed up to m = {start:,} and no further, for the time it takes: "
+                "give a smaller length or limit."
+            )
         coarse = np.outer(start + columns * np.arange(rows), inv_freq)
         coarse = np.concatenate([np.cos(coarse), np.sin(coarse)], axis=1).reshape(rows // chunk, chunk, len(fine))
         values = (coarse @ fine).ravel()[: limit + 1 - start]

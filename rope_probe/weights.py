@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from .errors import ProbeError
+from .limits import JSON_BYTES, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -35,8 +36,8 @@ def _files(folder: Path) -> list[str]:
     index = folder / INDEX
     if index.is_file():
         try:
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            outside = any(Path(file).is_absolute() or ".." in Path(file).parts for file in files)
+            files = sorted(set(read_json(index)["weight_map"].values()))
+            outside = any(_leaves(folder, file) for file in files)
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             raise ProbeError(f"{index} is not an index of weight files: fetch it again.") from None
         if outside:
@@ -52,6 +53,19 @@ def _files(folder: Path) -> list[str]:
             raise ProbeError(f"{seen}: give the .gguf file itself.")
         raise ProbeError(f"{seen}: convert the weights to safetensors first; pickled weights are never loaded.")
     return []
+
+
+def _leaves(folder: Path, file: str) -> bool:
+    """Does a name in an index lead out of the folder?  Links into the blobs of the hub's own cache do not."""
+    if Path(file).is_absolute() or ".." in Path(file).parts:
+        return True
+    home, place = folder.resolve(), (folder / file).resolve()
+    return not place.is_relative_to(home) and place.parent != home.parent.parent / "blobs"
+
+
+def stored_bytes(folder: Path) -> int:
+    """Bytes of the weight files that are there."""
+    return sum((folder / file).stat().st_size for file in _files(folder) if (folder / file).is_file())
 
 
 def _problem(path: Path) -> str | None:
@@ -70,11 +84,14 @@ def _problem(path: Path) -> str | None:
         length = int.from_bytes(head[:8], "little")
         if length + 8 > size:
             return f"is cut short ({size} bytes)"
+        if length > JSON_BYTES:
+            return f"has a damaged header ({length} bytes)"
         stream.seek(8)
         try:
             header = json.loads(stream.read(length))
             end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            end = int(end)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError):
             return "has a damaged header"
     return f"is cut short ({size} bytes of {end + 8 + length})" if end + 8 + length > size else None
 

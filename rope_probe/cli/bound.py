@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ProbeError
+from ..limits import HEAD_WIDTH
 from . import options as opt
 
 
@@ -112,6 +113,10 @@ def _pairs(head_dim: int | None, rotary_dim: int | None) -> tuple[int, int]:
     if head_dim is None:
         raise typer.BadParameter("the channels of a head are needed, as in --head-dim 128.", param_hint="--head-dim")
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    if head_dim > HEAD_WIDTH:
+        raise typer.BadParameter(
+            f"{head_dim} channels: no more than {HEAD_WIDTH:,} are computed.", param_hint="--head-dim"
+        )
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2 or head_dim % 2:
         raise typer.BadParameter(
             f"head dimension {head_dim} with rotary dimension {rotary_dim}: both must be even and positive, and the "

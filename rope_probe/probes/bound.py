@@ -14,6 +14,7 @@ from .. import theory
 
 LIMIT = 2_000_000
 GRID = "a.b x 10^x"
+LONGEST = 100_000_000  # tokens
 
 
 def parse_length(text: str | int, kilo: int = 1024) -> int:
@@ -26,8 +27,8 @@ def parse_length(text: str | int, kilo: int = 1024) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([kM]?)", str(text).strip().replace("K", "k").replace("_", ""))
     length = float(match[1]) * {"": 1, "k": kilo, "M": kilo**2}[match[2]] if match else 0
-    if length < 1 or length != int(length):
-        raise ValueError(f"{text!r} is no length: give whole tokens, as 32768, 32k or 1M.")
+    if not 1 <= length <= LONGEST or length != int(length):
+        raise ValueError(f"{text!r} is no length: give whole tokens up to {LONGEST:,}, as 32768, 32k or 1M.")
     return int(length)
 
 

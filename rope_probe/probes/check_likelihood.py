@@ -23,7 +23,7 @@ from .check_changes import Change, bases, exchanges, heads, orders, skips
 COUNTED = 0.95  # share of the word counts in their mixture with the uniform distribution
 FEW = 128  # tokens of a segment that all changes but those of the base are tried on
 LEAST = 4  # layers that are missed least, exchanged with one another
-GAIN, SIGMA = 0.02, 4.0  # a change helps from so many nats per token, and so many standard errors, on
+GAIN, SIGMA = 0.05, 4.0  # a change helps from so many nats per token, and so many standard errors, on
 UNTRAINED = 0.85  # predictions with more than this share of the largest entropy are nearly uniform
 
 
@@ -132,7 +132,8 @@ def as_trained(s, sound: bool, progress: Callable[[int, int], None] | None):
     for change in changes:
         tried(change, few)
     gained = {index: tried(change, few) for index, change in left_out.items()}
-    if not sound or max(gained.values(), default=0) > 0:  # those that are missed least may be in each other's place
+    doubtful = any(gain > SIGMA / 2 * error for gain, error, *_ in gains)
+    if not sound or doubtful:  # the layers that are missed least may be in each other's place
         least = sorted(sorted(gained, key=gained.get, reverse=True)[:LEAST])
         for change in exchanges(s.ckpt, s.geometry, [(i, j) for i in least for j in least if i < j]):
             tried(change, few)

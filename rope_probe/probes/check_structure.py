@@ -48,7 +48,7 @@ def weights(s):
     if not tied or head.weight is embedding.weight or head.weight.is_meta:
         return True, 0, words + ("; the head is the embedding" if tied else "")
     if head.weight.shape == embedding.weight.shape:
-        apart = float((head.weight - embedding.weight).abs().max())
+        apart = float((head.weight - embedding.weight).detach().abs().max())
         if apart == 0:
             return True, 0, words
         return False, apart, "largest difference of head and embedding, and the config says they are tied."
