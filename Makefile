@@ -22,7 +22,7 @@ test-slow: $(SMOLLM2) $(GEMMA3)
 	$(BIN)/python -m pytest -m "slow or not slow"
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 bench: $(SMOLLM2)
 	$(BIN)/python -m pip install -qq -c constraints.txt -e ".[transformer-lens]"
@@ -47,4 +47,4 @@ $(GEMMA3): | $(VENV)/installed
 	@$(BIN)/rope-probe inspect demo:gemma3 > /dev/null
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -44,6 +44,8 @@ class capture:  # noqa: N801 - used as a verb: `with rp.capture(ckpt) as c`
     The arrays are those of the latest forward pass.  T × T maps cost T² numbers per head kept.
     """
 
+    weights: dict[int, np.ndarray]  # as every other name in KEEP that is asked for
+
     def __init__(self, ckpt: Checkpoint, layers=None, heads=None, keep=("q", "k")):
         keep = (keep,) if isinstance(keep, str) else tuple(keep)
         unknown = [name for name in keep if name not in KEEP]

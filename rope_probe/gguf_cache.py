@@ -67,8 +67,8 @@ def demo(name: str) -> tuple[str, dict]:
     entry = DEMOS[name]
     target = cache_folder() / "demo" / name
     if not _complete(target):
-        parts = [_package_file(*part) for part in entry.parts]
-        if None in parts:
+        parts = [path for part in entry.parts if (path := _package_file(*part))]
+        if len(parts) < len(entry.parts):
             raise ProbeError(f"the weights of demo:{name} are not here: fetch them with `{entry.fetch}`.")
         with _joined(parts) as path:
             digest = _sha256(path)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 
 def _is_rotation(call: ast.Call) -> str | None:
-    name = getattr(call.func, "id", None) or getattr(call.func, "attr", "")
+    name = str(getattr(call.func, "id", None) or getattr(call.func, "attr", ""))
     return name if name.startswith("apply_rotary") or name == "rotary_fn" else None
 
 
@@ -33,7 +33,7 @@ def _holds(test: ast.expr, module) -> bool | None:
 
 def _rotations(node: ast.AST, module) -> Iterator[str]:
     """Names of the rotation functions called below a node, without the branches that cannot be taken."""
-    children = ast.iter_child_nodes(node)
+    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
     if isinstance(node, ast.If):
         holds = _holds(node.test, module)
         children = [*(node.body if holds is not False else ()), *(node.orelse if holds is not True else ())]
@@ -44,7 +44,7 @@ def _rotations(node: ast.AST, module) -> Iterator[str]:
 
 
 @cache
-def _forward(cls: type) -> ast.AST | None:
+def _forward(cls) -> ast.AST | None:
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(cls.forward)))
     except (OSError, TypeError, SyntaxError):
@@ -57,7 +57,7 @@ def rotates_by_guard(module) -> bool:
     A condition on anything but the module (a call argument) cannot be known without running;
     the layer is then taken to rotate, and a live model corrects it by measurement.
     """
-    tree = _forward(type(module))
+    tree = _forward(type(module))  # type: ignore[arg-type]
     if tree is None or not any(isinstance(node, ast.Call) and _is_rotation(node) for node in ast.walk(tree)):
         return True
     return any(True for _ in _rotations(tree, module))
@@ -65,5 +65,5 @@ def rotates_by_guard(module) -> bool:
 
 def deinterleaves(module) -> bool:
     """Does its forward bring interleaved pairs into half-split order while it rotates them (DeepSeek-V3)?"""
-    tree = _forward(type(module))
+    tree = _forward(type(module))  # type: ignore[arg-type]
     return tree is not None and any(name.endswith("_interleave") for name in _rotations(tree, module))

@@ -37,7 +37,7 @@ def decoder_of(model):
 
 
 @cache
-def _attends(cls: type) -> bool:
+def _attends(cls) -> bool:
     """Does this class, or one it is derived from, attend through transformers' attention interface?"""
     for base in cls.__mro__:
         try:
@@ -55,7 +55,7 @@ def attention_modules(decoder) -> dict[int, torch.nn.Module]:
         for name, module in decoder.named_modules()
         if isinstance(getattr(module, "layer_idx", None), int) and "vision" not in name
     ]
-    chosen = [(index, module) for index, module in indexed if _attends(type(module))]
+    chosen = [(index, module) for index, module in indexed if _attends(type(module))]  # type: ignore[arg-type]
     if not chosen:  # a class that goes another way is found too, so that it can be named
         chosen = [(index, module) for index, module in indexed if "attention" in type(module).__name__.lower()]
     found: dict[int, torch.nn.Module] = {}

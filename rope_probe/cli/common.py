@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -92,7 +93,7 @@ class Progress:
         self.clock = time.perf_counter
         self.started = self.clock()
         self.length, self.noun = length, noun
-        self.bar = None
+        self.bar: Any = None
         self.announced = False
 
     def __enter__(self):

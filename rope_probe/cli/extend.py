@@ -1,6 +1,6 @@
 """rope-probe extend: what another base or scaling does to perplexity and to retrieval."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -76,10 +76,10 @@ def extend(
     """
     from . import common
 
-    wanted = {
+    wanted: dict[str, Any] = {
         "lengths": _whole(lengths, "--lengths"),
         "base": _bases(base),
-        "scaling": _words(scaling),
+        "scaling": None if scaling is None else _words(scaling),
         "factor": _numbers(factor, "--factor"),
         "passkey_lengths": _whole(passkey_lengths, "--passkey-lengths"),
         "depths": _numbers(depths, "--depths"),
@@ -121,8 +121,8 @@ def extend(
         raise ProbeError(f"stopped before the end; {path} holds what was measured.")
 
 
-def _words(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",")]
+def _words(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
 
 
 def _bases(text: str | None) -> list | None:

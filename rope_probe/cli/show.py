@@ -47,7 +47,7 @@ def _draw(ds, figure: Path) -> list[Path]:
     """Every figure of the analysis: FILE.ext is the first, FILE-name.ext the others."""
     from ..plots import FIGURES, save_figure
 
-    paths = []
+    paths: list[Path] = []
     for name, plot in FIGURES[ds.attrs["analysis"]].items():
         if not getattr(plot, "applies", lambda ds: True)(ds):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,10 @@ TITLES = {
 class Curve(NamedTuple):
     """One kind of layer of one result."""
 
-    ds: object
+    ds: Any
     kind: style.Kind
     color: str
-    dashes: object
+    dashes: Any
     label: str
     filled: bool = True  # markers
 

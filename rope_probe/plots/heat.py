@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def row_mark_entries(layer_kinds: list[style.Kind]) -> list:
     """Legend entries of `row_marks`."""
     from matplotlib.lines import Line2D
 
-    entries = [("predicted: half a turn within L", "-")]
+    entries: list[tuple[str, Any]] = [("predicted: half a turn within L", "-")]
     if any(math.isfinite(kind.floor) for kind in layer_kinds):
         entries.append(("floor: wavelength = L", style.FLOOR))
     return [

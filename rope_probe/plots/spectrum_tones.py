@@ -65,6 +65,7 @@ def _panel(ax, ds, layer: int, still: bool):
     frequency = here["frequency"].values
     seen = np.isfinite(frequency)
     frequency = frequency[seen]
+    values: np.ndarray
     if still:
         ratio = parts.share(_near(here["power_unrotated_injected"].values), _near(here["power_unrotated"].values))
         values = np.ma.masked_invalid(_median_of_heads(np.log2(np.where(ratio > 0, ratio, np.nan)))[:, seen])

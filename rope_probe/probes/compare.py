@@ -178,7 +178,7 @@ def difference_error(one: Statistic, other: Statistic, same_ids: bool) -> float:
     """Standard error of the difference: of the segments' differences on the same token ids, else of independent texts."""
     if one.pairs != other.pairs:
         return np.nan
-    if same_ids and _by_segment(one, other):
+    if same_ids and one.segments is not None and other.segments is not None:
         return float(mean_and_error(one.segments - other.segments)[1])
     return float(np.hypot(one.standard_error, other.standard_error))
 

@@ -211,7 +211,9 @@ def trajectory(ds: xr.Dataset) -> list[Part]:
             before, after = (one.statistics[f"i_band, {side}"] for one in (first, last))
             found[f"i_band, {short}, first checkpoint"] = before
             found[f"i_band, {short}, last checkpoint"] = after
-            moved = Statistic(after.value - before.value, after.segments - before.segments, pairs=after.pairs)
+            moved = Statistic(after.value - before.value, pairs=after.pairs)
+            if before.segments is not None and after.segments is not None:
+                moved = moved._replace(segments=after.segments - before.segments)
             found[f"i_band, {short}, last − first"] = moved
             for name in ("i_band / pairs", "wavelength of i_band / L"):
                 if f"{name}, {short}" in last.statistics:

@@ -18,7 +18,12 @@ from ..rotary import RotaryLayer
 
 HALF_WIDTH = 2.5  # bins on either side of a tone: the main lobe of a Hann window is two bins to a side
 TURNS = 2  # a tone is resolvable when it turns at least twice within the distances
-WINDOWS = {"hann": np.hanning, "hamming": np.hamming, "blackman": np.blackman, "none": np.ones}
+WINDOWS: dict[str, Callable[[int], np.ndarray]] = {
+    "hann": np.hanning,
+    "hamming": np.hamming,
+    "blackman": np.blackman,
+    "none": np.ones,
+}
 GROUPS = 4  # of consecutive segments, summed apart for the jackknife
 _ROUNDING = 1e-6  # of its root mean square: what a float32 transform leaves of a curve that does not vary
 
@@ -270,8 +275,7 @@ def jackknife(whole: np.ndarray, parts: list[np.ndarray], members: np.ndarray) -
         return np.full(whole.shape, np.nan), np.full(whole.shape, np.nan)
     members = members[members > 0]
     h = (members.sum() / members).reshape(-1, *[1] * whole.ndim)
-    parts = np.array(parts)
-    pseudo = h * whole - (h - 1) * parts
+    pseudo = h * whole - (h - 1) * np.array(parts)
     estimate = (pseudo / h).sum(axis=0)
     return estimate, np.sqrt(((pseudo - estimate) ** 2 / (h - 1)).mean(axis=0))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -130,7 +131,7 @@ def injections(ds: xr.Dataset, part: str | None = None) -> list[dict]:
         for layer in layers:
             here = ds.sel(inject=pair, layer=layer)
             here = here if part is None else here.sel(ablate=part)
-            row = {"inject": pair, "layer": layer, "inv_freq": float(source["inv_freq"][pair])}
+            row: dict[str, Any] = {"inject": pair, "layer": layer, "inv_freq": float(source["inv_freq"][pair])}
             row |= {"resolvable": bool(ds["inv_freq"].sel(layer=layers[0])[pair] * here["distances"] >= 4 * np.pi)}
             for name in TONES:
                 row[name] = _number(middle(name, here[name + suffix].values))

@@ -125,7 +125,7 @@ def trajectory(
     wanted = places(models, revisions)
     check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
     done = _held(file, wanted)
-    chosen = None
+    chosen, ckpt = None, None
     for number, place in enumerate(wanted):
         if place.label in done:
             continue
