@@ -22,12 +22,15 @@ from .rotary import Geometry, decoder_without_weights, read_geometry
 from .tap import Call, Tap
 from .tensors import Tensors
 
-UNREAD = "v_proj"  # values carry no rotation: zeros stand in for them
-
 
 def _pass(hidden_states, *_args, **_kwargs):
     """A layer that is passed over."""
     return hidden_states
+
+
+def _is_value(name: str) -> bool:
+    """Is this the projection of the values?  They carry no rotation: zeros stand in for them."""
+    return name.rpartition(".")[2] == "v_proj"
 
 
 def _no_values(module):
@@ -56,7 +59,11 @@ def _fill_buffers(decoder) -> None:
         decoder._init_weights(module)
         for name, _ in found:
             buffer = module._buffers[name]
-            if buffer.dtype.is_floating_point and buffer.isnan().any():
+            if not buffer.dtype.is_floating_point:
+                continue
+            if name not in module._non_persistent_buffers_set:  # stored with the weights: a default would be wrong
+                buffer.fill_(math.nan)
+            elif buffer.isnan().any():
                 raise ProbeError(
                     f"the buffer {name} of {type(module).__name__} is known only to a model that is loaded, so it "
                     "cannot be scanned: run `rope-probe bands`."
@@ -96,6 +103,11 @@ class Fronts:
         self.width = int(self.decoder.config.hidden_size)
         self.attention = attention_modules(self.decoder)
         self.layers = decoder_layers(self.decoder)
+        if any(self.layers.get(index) in (None, module) for index, module in self.attention.items()):
+            raise ProbeError(
+                f"the layers of {type(self.decoder).__name__} attend more than once each, and only the first of these "
+                "reads the layer's input, so they cannot be scanned: run `rope-probe bands`."
+            )
         self.shared = [i for i, module in self.attention.items() if getattr(module, "is_kv_shared_layer", False)]
         self._names = {id(module): name for name, module in self.decoder.named_modules()}
         self._prefix = self._find_prefix()
@@ -105,22 +117,26 @@ class Fronts:
     # -- weights
 
     def _find_prefix(self) -> str:
-        """What the checkpoint puts before the decoder's own names."""
+        """What the checkpoint puts before the decoder's own names; of several candidates (towers for images or sound)
+        that under which most of the decoder's parameters are found."""
         first = next(iter(self.attention.values()))
         path = self._names[id(first)]
         known = [
             f"{path}.{name}"
             for name, _ in first.named_parameters()
-            if name.endswith("weight") and "norm" not in name and UNREAD not in name
+            if name.endswith("weight") and "norm" not in name and not _is_value(name.removesuffix(".weight"))
         ]
-        found = [
-            key.removesuffix(known[0])
-            for key in self.tensors.entries
-            if (key == known[0] or key.endswith(f".{known[0]}")) and "vision" not in key
-        ]
-        for prefix in sorted(found, key=len):
-            if all(f"{prefix}{name}" in self.tensors.entries for name in known):
-                return prefix
+        entries = self.tensors.entries
+        found = [key.removesuffix(known[0]) for key in entries if f".{key}".endswith(f".{known[0]}")]
+        found = [prefix for prefix in found if all(f"{prefix}{name}" in entries for name in known)]
+        if found:
+            shapes = {name: tuple(parameter.shape) for name, parameter in self.decoder.named_parameters()}
+
+            def fitting(prefix: str) -> int:
+                keys = ((f"{prefix}{name}", shape) for name, shape in shapes.items())
+                return sum(key in entries and entries[key].shape == shape for key, shape in keys)
+
+            return max(found, key=fitting)
         raise ProbeError(
             f"the weights of {self.tensors.name} hold no {known[0]} ({_sample(self.tensors.entries)}): they are quantized, "
             "adapters, or named in another way, and cannot be scanned; run `rope-probe bands`."
@@ -145,13 +161,17 @@ class Fronts:
         for name, module in self.decoder.named_modules():
             if isinstance(module, torch.nn.Embedding):
                 module.padding_idx = None  # of gradients alone, and rows are numbered anew
+                nothing = torch.zeros(1).expand(module.weight.shape)  # some models send the ids where the weights are
+                module.weight = torch.nn.Parameter(nothing, requires_grad=False)
                 module.register_forward_pre_hook(self._read_rows)
-            elif name.endswith(f".{UNREAD}") and isinstance(module, torch.nn.Linear):
+            elif _is_value(name) and isinstance(module, torch.nn.Linear):
                 module.forward = _no_values(module)
             elif any(True for _ in module.parameters(recurse=False)) and not any(True for _ in module.children()):
                 module.register_forward_pre_hook(self._read_all)
-        for layer in self.layers.values():
-            layer.forward = _pass
+        places = {self._names[id(layer)].rpartition(".")[0] for layer in self.layers.values()}
+        for place in places:  # layers without attention stand beside those that have it
+            for layer in self.decoder.get_submodule(place).children():
+                layer.forward = _pass
 
     def _put(self, module, name: str, values: torch.Tensor) -> None:
         self._read.append((module, name, module._parameters[name]))
@@ -205,7 +225,7 @@ class Fronts:
         hooks = [
             module.register_forward_hook(lambda module, args, _out: seen.append((module, args[0])))
             for name, module in self.attention[index].named_modules()
-            if isinstance(module, torch.nn.Linear) and not name.endswith(UNREAD)
+            if isinstance(module, torch.nn.Linear) and not _is_value(name)
         ]
         if hidden is not None:
             hooks.append(self.layers[index].register_forward_pre_hook(_entering(hidden[:, None]), with_kwargs=True))

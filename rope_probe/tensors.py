@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from .weights import INDEX, SINGLE, check_weights
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BLOCK = 1 << 25  # bytes held while a tensor becomes float32
 GAP = 1 << 18  # rows closer than this are read in one go: a request costs more than the bytes between
+PAUSES = (0.5, 2.0, 8.0)  # seconds before a range is asked for again
+BUSY = (429, 500, 502, 503, 504)
 HEADER_LIMIT = 100_000_000  # of the format itself
 
 
@@ -84,16 +87,33 @@ class _Hub:
 
     def read(self, file: str, start: int, stop: int) -> bytes:
         import huggingface_hub as hub
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
         place = self._cached(file)
         if place:
             with open(place, "rb") as stream:
                 stream.seek(start)
                 return stream.read(stop - start)
+        for wait in PAUSES:
+            try:
+                return self._range(file, start, stop)
+            except ProbeError:
+                raise
+            except hub.errors.HfHubHTTPError as error:
+                if error.response.status_code not in BUSY:
+                    raise
+            except Exception:  # the connection was lost
+                pass
+            time.sleep(wait)
+        return self._range(file, start, stop)
+
+    def _range(self, file: str, start: int, stop: int) -> bytes:
+        import huggingface_hub as hub
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
         url = hub.hf_hub_url(self.name, file, revision=self.revision)
         headers = build_hf_headers() | {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        with http_stream_backoff("GET", url, headers=headers, follow_redirects=True) as response:
+        limit = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=limit) as response:
             hf_raise_for_status(response)
             if response.status_code != 206:  # the whole file would follow
                 raise ProbeError(
@@ -101,6 +121,17 @@ class _Hub:
                     f"to a request for a range): download the checkpoint and give its folder."
                 )
             return b"".join(response.iter_bytes())
+
+
+def commit_on_hub(source: Source) -> str | None:
+    """The commit that a revision of a hub id stands for now; None for what is not on the hub."""
+    import huggingface_hub as hub
+
+    if source.folder is not None:
+        return None
+    with source.explained():
+        url = hub.hf_hub_url(source.name, "config.json", revision=source.revision)
+        return hub.get_hf_file_metadata(url).commit_hash
 
 
 class Tensors:

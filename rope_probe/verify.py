@@ -129,7 +129,7 @@ def _measured(decoder, length: int) -> tuple[Geometry, list[float]]:
     for index, layer in enumerate(declared.layers):
         if layer.layer not in origin:  # linear attention, state space layers
             continue
-        layer = _shapes(layer, origin[layer.layer])
+        layer = with_shapes(layer, origin[layer.layer])
         for shot in (origin, *shots):
             for side, x in (("q", shot[layer.layer].q), ("k", shot[layer.layer].k)):
                 if not torch.isfinite(x).all():
@@ -184,7 +184,7 @@ def _still(layer: RotaryLayer) -> RotaryLayer:
     )
 
 
-def _shapes(layer: RotaryLayer, call: Call) -> RotaryLayer:
+def with_shapes(layer: RotaryLayer, call: Call) -> RotaryLayer:
     """The layer with the head counts and width that attention really receives."""
     shared = layer.kv_heads == 1 and layer.offset > 0  # one rotary key for all heads (MLA)
     return replace(

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ProbeError
 from . import options as opt
 
 
@@ -67,3 +68,5 @@ def scan(
         )
     common.store(ds, path)
     present(ds, path, drawing, json)
+    if ds.attrs["partial"]:
+        raise ProbeError(f"stopped after {ds.sizes['layer']} layers; {path} holds what was estimated.")

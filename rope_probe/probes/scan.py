@@ -11,6 +11,7 @@ directions W weighs most are those its inputs have most of.  Norm, biases and q/
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,15 +24,14 @@ import xarray as xr
 from .. import results
 from ..checkpoints import _load_tokenizer
 from ..configs import load as load_config
-from ..errors import ProbeError, UsageError
+from ..errors import ProbeError, ProbeWarning, UsageError
 from ..fronts import Fronts
 from ..rotary import RotaryLayer
 from ..sources import Source, find
 from ..tap import Call
-from ..tensors import Tensors
+from ..tensors import Tensors, commit_on_hub
 from ..texts import check_sources, segments_for
-from ..verify import _shapes as with_shapes
-from ..verify import not_finite
+from ..verify import not_finite, with_shapes
 from .bands import coordinates, pair_power
 from .common import choose_layers
 from .scan_summary import beside
@@ -147,7 +147,8 @@ def scan(
     -------
     Dataset
         ``q_norm[layer, head, pair]``, ``k_norm[layer, kv_head, pair]``, ``usage``, ``q_top``, ``k_top`` (tokens, or
-        draws) as in a result of `bands`; coordinate ``exact[layer]``.
+        draws) as in a result of `bands`; coordinate ``exact[layer]``.  After an interrupt, or a failure in a later
+        layer (with a warning): the layers until then, with attribute ``partial`` = 1.
 
     Raises
     ------
@@ -161,7 +162,7 @@ def scan(
         bands = results.load(bands)
     source = find(str(model), revision, trust_remote_code)
     config, _ = load_config(str(model), revision, trust_remote_code)
-    commit = getattr(config, "_commit_hash", None)
+    commit = commit_on_hub(source)
     tensors = Tensors(source, commit or revision)
     fronts = Fronts(config, tensors)
     selected = choose_layers(fronts.geometry, layers)
@@ -179,21 +180,25 @@ def scan(
     if chosen.ids.shape[1] < 2:
         raise UsageError("segments of 1 token hold nothing but the first position, which is left out: use 2 or more.")
     rows, found = [], []
-    for done, layer in enumerate(selected, start=1):
-        if layer.rotates:
-            profile = _estimate(fronts, layer, chosen.ids, draws, seed)
-            found.append(profile)
-            layer = profile.layer
-        rows.append(layer)
-        if progress and not (layer.layer == 0 and done == 1):  # the whole text; the others go faster
-            progress(done, len(selected))
-        elif progress:
-            progress(0, len(selected))
+    try:
+        for done, layer in enumerate(selected, start=1):
+            if layer.rotates:
+                profile = _estimate(fronts, layer, chosen.ids, draws, seed)
+                found.append(profile)
+                layer = profile.layer
+            rows.append(layer)
+            if progress:  # the first layer reads the whole text, and says nothing of how fast the others go
+                progress(done if layer.layer else 0, len(selected))
+    except (KeyboardInterrupt, ProbeError, MemoryError) as error:
+        if not found:
+            raise
+        if not isinstance(error, KeyboardInterrupt):
+            warnings.warn(f"stopped after {len(rows)} of {len(selected)} layers: {error}", ProbeWarning, stacklevel=2)
     coords = coordinates(ckpt, rows, formation)
     coords["exact"] = ("layer", [layer.layer == 0 for layer in rows])
     ds = xr.Dataset(_variables(rows, found), coords=coords)
     options = {"draws": draws, "seed": seed, "formation": formation or {}, "layers": [layer.layer for layer in rows]}
-    ds.attrs = results.provenance(ckpt, fronts.geometry, chosen, "scan", options)
+    ds.attrs = results.provenance(ckpt, fronts.geometry, chosen, "scan", options, partial=len(rows) < len(selected))
     ds.attrs |= {"weight_bytes_read": tensors.read_bytes, "shared_keys": json.dumps(fronts.shared)}
     ds = results.describe(ds)
     return ds if bands is None else beside(ds, bands)

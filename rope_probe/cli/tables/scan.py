@@ -35,8 +35,10 @@ def render(ds, summary: dict) -> None:
     console = Console()
     name, groups = model_name(ds), summary["by_layer_type"]
     megabytes = summary["weight_bytes_read"] / 1e6
+    cut = " (interrupted: the layers until then)" if summary["partial"] else ""
     console.print(
-        f"[bold]{name}[/bold]   estimated from {megabytes:,.0f} MB of weights, the model was not run", highlight=False
+        f"[bold]{name}[/bold]   estimated from {megabytes:,.0f} MB of weights, the model was not run{cut}",
+        highlight=False,
     )
     table = Table(show_header=len(groups) > 1, box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("")
