@@ -3,11 +3,16 @@
 Importing this package costs little: matplotlib is imported when something is drawn.
 """
 
+from collections.abc import Callable
+
 from .bands_heads import bands_heads
 from .bands_layers import bands_layers
 from .bands_profile import bands_profile
 from .bound import bound, smallest_bases
 from .compare import compare
+from .extend_base import extend_base
+from .extend_position import extend_position
+from .extend_retrieval import extend_retrieval
 from .heads_distance import heads_distance
 from .heads_map import heads_map
 from .heads_roles import heads_roles
@@ -35,6 +40,9 @@ __all__ = [
     "bands_profile",
     "bound",
     "compare",
+    "extend_base",
+    "extend_position",
+    "extend_retrieval",
     "heads_distance",
     "heads_map",
     "heads_roles",
@@ -59,7 +67,7 @@ __all__ = [
 ]
 
 #: analysis -> its figures by short name, the main one first; each takes the result alone
-FIGURES = {
+FIGURES: dict[str, dict[str, Callable]] = {
     "bands": {"profile": bands_profile, "layers": bands_layers, "heads": bands_heads},
     "spectrum": {
         "purity": spectrum_purity,
@@ -77,5 +85,6 @@ FIGURES = {
         "distance": similarity_distance,
         "control": similarity_control,
     },
+    "extend": {"base": extend_base, "position": extend_position, "retrieval": extend_retrieval},
     "truncate": {"keep": truncate_keep, "floor": truncate_floor, "knockout": truncate_knockout},
 }

@@ -50,7 +50,7 @@ def extend(
     ----------
     ckpt : Checkpoint
     text, dataset, tokens, segments, batch : optional
-        What is read, as for `bands`; default 4 segments, of the largest of `lengths`.
+        What is read, as for `bands`, in segments of the largest of `lengths`; default 4 of them, or all in `tokens`.
     lengths : sequence of int, optional
         Tokens; default 512, 1024, 2048.  A shorter length reads the beginning of the same segments.
     base : sequence of float or str, optional
@@ -79,9 +79,10 @@ def extend(
     Dataset
         ``nll[setting, length, segment]`` (nats per token), ``nll_position[setting, length, segment, bucket]``,
         ``ratio[setting, length]`` of perplexities to the model as it is, ``exact_match`` and ``key_logprob[setting,
-        length, keys, depth, sample]``, ``bound[setting, length, layer]`` (L_bound).  The model as it is comes first
-        where no setting asked for is the same.  After an interrupt, or a failure later on (with a warning): what was
-        whole by then (a length, or a length with a number of keys), NaN elsewhere, with attribute ``partial`` = 1.
+        length, keys, depth, sample]``, ``bound[setting, length, layer]`` (L_bound).  ``intact[setting]`` says which
+        setting is the model as it is; where none that was asked for is, it comes first.
+        After an interrupt, or a failure later on (with a warning): what was whole by then (a length, or a length
+        with a number of keys), NaN elsewhere, with attribute ``partial`` = 1.
 
     Raises
     ------
@@ -101,7 +102,7 @@ def extend(
     grid = make_grid(base, scaling, factor, lengths, passkey_lengths, depths, samples, keys)
     with warnings.catch_warnings():  # reading more than the model was made for is the point
         warnings.filterwarnings("ignore", message="segments of .* are longer", category=ProbeWarning)
-        size, count = max(grid.lengths), segments or SEGMENTS
+        size, count = max(grid.lengths), segments or (SEGMENTS if tokens is None else None)
         chosen = segments_for(ckpt, text=text, dataset=dataset, tokens=tokens, segments=count, length=size)
     prompts = write_prompts(ckpt, grid, seed)
     geometry = ckpt.geometry(max(grid.all_lengths))
@@ -109,22 +110,19 @@ def extend(
     intact = [row for row, parts in enumerate(plans) if len(parts) == 1 and parts[0].intact]
     if not intact:
         grid = replace(grid, settings=(Setting(OWN, OWN), *grid.settings))
-        plans = [plan(ckpt, grid, grid.settings[0]), *plans]
-    order = sorted(range(len(plans)), key=lambda row: row != (intact or [0])[0])  # the reference first
-    grid, plans = replace(grid, settings=tuple(grid.settings[row] for row in order)), [plans[row] for row in order]
-
+        plans, intact = [plan(ckpt, grid, grid.settings[0]), *plans], [0]
     store, partial = Store(grid, len(chosen.ids)), False
     run = Run(ckpt, grid, chosen.ids, prompts, batch, progress)
     try:
         with unchanged(ckpt.model):
-            run(plans, store)
+            run(plans, store, first=intact[0])
     except (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError) as error:
         if not store.measured().any():
             raise
-        partial = True
+        partial = run.done < run.total
         if not isinstance(error, KeyboardInterrupt):
             warnings.warn(f"stopped after {run.done} of {run.total} tokens: {error}", ProbeWarning, stacklevel=2)
-    ds = _dataset(geometry, grid, plans, store, prompts)
+    ds = _dataset(geometry, grid, plans, store, prompts, intact[0])
     options = {
         "lengths": list(grid.lengths),
         "passkey_lengths": list(grid.passkey_lengths),
@@ -136,19 +134,19 @@ def extend(
     return results.describe(ds.isel(setting=store.measured()))
 
 
-def _dataset(geometry: Geometry, grid: Grid, plans: list[list[Part]], store: Store, prompts: dict) -> xr.Dataset:
+def _dataset(geometry: Geometry, grid: Grid, plans: list[list[Part]], store: Store, prompts, intact: int) -> xr.Dataset:
     coords = results.layer_coordinates(list(geometry.layers)) | {
         "base_asked": ("setting", [str(setting.base) for setting in grid.settings]),
         "scaling": ("setting", [setting.scaling for setting in grid.settings]),
         "factor": ("setting", [np.nan if setting.factor is None else setting.factor for setting in grid.settings]),
+        "intact": ("setting", (np.arange(len(grid.settings)) == intact).astype(np.int8)),
         "length": ("length", list(grid.all_lengths)),
         "position_first": ("bucket", grid.edges[:-1]),
         "position_last": ("bucket", grid.edges[1:] - 1),
         "keys": ("keys", list(grid.keys)),
         "depth": ("depth", list(grid.depths)),
     }
-    difference = store.nll - store.nll[0]  # the model as it is comes first
-    mean, error = mean_and_error(difference, axis=2)
+    mean, error = mean_and_error(store.nll - store.nll[intact], axis=2)
     base, bound = _rotations(geometry, grid, plans)
     asked = ("setting", "length", "keys", "depth", "sample")
     place = np.full(store.exact.shape[1:], np.nan)

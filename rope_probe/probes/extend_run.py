@@ -149,31 +149,34 @@ class Run:
         self.device = input_device(ckpt.decoder)
         self.progress, self.done, self.total = progress, 0, 0
 
-    def __call__(self, plans: list[list[Part]], store: Store) -> None:
-        """Run all plans, the longest texts of each first, so that what is left is never underestimated."""
+    def __call__(self, plans: list[list[Part]], store: Store, first: int = 0) -> None:
+        """Run all plans, `first` first, the longest texts of each first: the time left is not underestimated."""
         asked = sum(length * len(self.grid.depths) * self.grid.samples for length, _ in self.prompts)
         read = sum(group[0] for parts in plans for part in parts for group in part.reads)
         self.total = len(self.ids) * read + len(plans) * asked
         self._tell()
-        for row, parts in enumerate(plans):
-            for part in parts:
+        for row in sorted(range(len(plans)), key=lambda row: row != first):
+            for part in plans[row]:
                 with _changed(self.ckpt, part.override, part.longest):
                     for group in part.reads:
                         lost = self._segments(group[0])
                         for length in group:
                             store.add_nll(row, length, lost[:, : length - 1])
+                        self._tell()
                     for (length, keys), prompts in self.prompts.items():
                         if length in part.geometries:
                             store.add_answers(row, length, keys, self._answers(prompts))
+                            self._tell()
 
     def _blocks(self, count: int, length: int):
-        """Slices of a batch, each counted once it is read."""
+        """Slices of a batch, each counted once it is read (and the last one told of once its numbers are kept)."""
         batch = self.batch or default_batch(self.ckpt.device, length)
         for start in range(0, count, batch):
             block = slice(start, min(start + batch, count))
             yield block
             self.done += (block.stop - block.start) * length
-            self._tell()
+            if block.stop < count:
+                self._tell()
 
     def _tell(self) -> None:
         if self.progress:
@@ -184,9 +187,7 @@ class Run:
         lost = np.empty((len(self.ids), length - 1))
         for block in self._blocks(len(self.ids), length):
             ids = torch.as_tensor(self.ids[block, :length], dtype=torch.long, device=self.device)
-            lost[block] = token_nll(self.ckpt.model, ids).numpy()
-        if not np.isfinite(lost).all():
-            raise ProbeError("the likelihood is not finite: use --dtype float32 or bfloat16, or check the weights.")
+            lost[block] = _finite(token_nll(self.ckpt.model, ids)).numpy()
         return lost
 
     def _answers(self, prompts: list[list[Prompt]]) -> np.ndarray:
@@ -196,10 +197,15 @@ class Run:
         for block in self._blocks(len(flat), len(flat[0].ids)):
             ids = torch.as_tensor(np.stack([prompt.ids for prompt in flat[block]]), device=self.device)
             lost, likeliest = answer_scores(self.ckpt.model, ids, max(prompt.answer for prompt in flat[block]))
+            _finite(lost)
             for column, prompt in enumerate(flat[block]):
                 right = likeliest[column, -prompt.answer :].double()
                 logprob = -lost[column, -prompt.answer :].double().sum()
                 scores[:, block.start + column] = [right.min(), right.mean(), logprob]
-        if not np.isfinite(scores).all():
-            raise ProbeError("the likelihood is not finite: use --dtype float32 or bfloat16, or check the weights.")
         return scores.reshape(3, len(prompts), len(prompts[0]))
+
+
+def _finite(lost: torch.Tensor) -> torch.Tensor:
+    if not torch.isfinite(lost).all():
+        raise ProbeError("the likelihood is not finite: use --dtype float32 or bfloat16, or check the weights.")
+    return lost

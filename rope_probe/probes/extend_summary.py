@@ -97,10 +97,10 @@ def summary(ds: xr.Dataset) -> dict:
     Returns
     -------
     dict
-        ``settings``: for each its ``base``, ``scaling``, ``factor``, ``name`` and ``lengths``; each length holds ``nll``,
-        ``perplexity`` and ``ratio`` with standard errors over segments (None where it was not read), ``retrieval`` for
-        each number of keys, and by layer type ``base``, ``bound`` (None where none was met) and ``holds``: whether
-        the bound reaches the length, or the window where that is shorter.  The first setting is the model as it is.
+        ``settings``: for each its ``base``, ``scaling``, ``factor``, ``name``, ``intact`` (the model as it is) and
+        ``lengths``; each length holds ``nll``, ``perplexity`` and ``ratio`` with standard errors over segments (None
+        where it was not read), ``retrieval`` for each number of keys, and by layer type ``base``, ``bound`` (None
+        where none was met) and ``holds``: whether the bound reaches the length, or the window where that is shorter.
     """
     groups = kinds(ds)
     settings = []
@@ -112,6 +112,7 @@ def summary(ds: xr.Dataset) -> dict:
                 "base": base_name(base),
                 "scaling": scaling_name(scaling, factor),
                 "factor": factor,
+                "intact": bool(ds["intact"].values[row]),
                 "name": f"base {base_name(base)}, {scaling_name(scaling, factor)}",
                 "lengths": [_at_length(ds, row, column, groups) for column in range(ds.sizes["length"])],
             }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from ...words import model_name
+from .console import Console
 
 
 def _table(summary: dict) -> Table:
@@ -37,21 +37,21 @@ def _head(summary: dict, setting: dict, lengths: list[int]) -> list[str]:
 def _perplexity(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.2f}" if value < 1000 else f"{value:.2g}"
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}" if value < 1e5 else f"{value:.1e}"
 
 
 def _ratio(one: dict) -> str:
     if one["ratio"] is None:
         return "–"
-    digits = ".3f" if one["ratio"] < 100 else ".3g"
-    error = "" if one["ratio_se"] is None else f" ± {one['ratio_se']:{'.3f' if one['ratio'] < 100 else '.2g'}}"
+    digits = ".3f" if one["ratio"] < 10 else ".1f" if one["ratio"] < 1000 else ".2g"
+    error = "" if one["ratio_se"] is None else f" ± {one['ratio_se']:{digits}}"
     return f"{one['ratio']:{digits}}{error}"
 
 
 def _texts(console: Console, summary: dict) -> None:
     lengths = summary["lengths"]
     table = _table(summary)
-    _columns(table, [*(f"{length:,}" for length in lengths), f"ratio at {lengths[-1]:,}"])
+    _columns(table, [*(f"{length:,}" for length in lengths), f"ratio, {lengths[-1]:,}"])
     for setting in summary["settings"]:
         by_length = {one["length"]: one for one in setting["lengths"]}
         cells = [_perplexity(by_length[length]["perplexity"]) for length in lengths]
@@ -63,7 +63,7 @@ def _texts(console: Console, summary: dict) -> None:
 def _keys(console: Console, summary: dict, keys: int) -> None:
     lengths = summary["passkey_lengths"]
     table = _table(summary)
-    _columns(table, [*(f"{length:,}" for length in lengths), *(f"ln p, {length:,}" for length in lengths)])
+    _columns(table, [*(f"{length:,}" for length in lengths), *(f"ln p\n{length:,}" for length in lengths)])
     for setting in summary["settings"]:
         found = [
             next((entry for entry in one["retrieval"] if entry["keys"] == keys), None)
@@ -76,7 +76,7 @@ def _keys(console: Console, summary: dict, keys: int) -> None:
     prompts = len(summary["depths"]) * summary["samples"]
     others = "" if keys == 1 else f" among {keys}"
     console.print(
-        f"[bold]key[/bold] found{others} in prompts of so many tokens ({prompts} each), and its log probability",
+        f"[bold]key[/bold] found{others} in prompts of so many tokens ({prompts} each); its log probability",
         highlight=False,
     )
     console.print(table, highlight=False)
@@ -91,12 +91,13 @@ def render(ds, summary: dict) -> None:
     console.print(f"[bold]{model_name(ds)}[/bold]   {read}", highlight=False)
     console.print()
     _texts(console, summary)
-    notes = ["ratio: of perplexities to the first row, the model as it is; ±: standard error over segments (paired)"]
+    intact = next((f"the model as it is ({one['name']})" for one in summary["settings"] if one["intact"]), "")
+    notes = [f"ratio: of perplexities, to {intact}; ±: standard error\n  over segments (paired)"]
     for keys in summary["keys"] if summary["passkey_lengths"] else []:
         console.print()
         _keys(console, summary, keys)
     if summary["passkey_lengths"]:
-        notes.append("found: greedy decoding writes all five digits; ln p: nats, all digits, mean of prompts")
+        notes.append("found: greedy decoding writes all five digits; ln p: nats, mean of prompts")
     if any(setting["base"] == "match" for setting in summary["settings"]):
-        notes.append("base match: the length that is read")
+        notes.append("base match: the length that is read, of a prompt its own")
     console.print("[dim]" + ";\n".join(notes) + "[/dim]", highlight=False)
