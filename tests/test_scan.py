@@ -8,10 +8,12 @@ import pytest
 import torch
 from conftest import edit_weights, tiny_model
 from families import FAMILIES, NAMED, token_ids
+from families import tiny as tiny_family
 from projections import pair_norms, projected
 
 import rope_probe as rp
 from rope_probe.checkpoints import open_checkpoint
+from rope_probe.errors import UsageError
 from rope_probe.modules import decoder_layers
 from rope_probe.probes.scan_summary import KNOWN, agreement, beside, summary
 
@@ -166,7 +168,7 @@ def test_nothing_else_is_read(tiny, tokens):
     ids = np.unique(np.load(tokens)[:, 1:])
     layer = 64 + 64 * 64 + 32 * 64  # norm, q, k
     rows = ids[-1] - ids[0] + 1  # neighbours are read together, with what is between them
-    assert ds.attrs["weight_bytes_read"] == 4 * (2 * layer + 64 * (rows + 2))  # and one row to start layer 2 with
+    assert ds.attrs["weight_bytes_read"] == 4 * (2 * layer + 64 * (rows + 2))  # and a row to begin each pass of layer 2
 
 
 def test_a_tower_of_the_same_names_is_not_the_model(tiny, tokens):
@@ -178,6 +180,16 @@ def test_a_tower_of_the_same_names_is_not_the_model(tiny, tokens):
     whole = rp.scan(str(tiny), tokens=tokens, draws=8)
     edit_weights(tiny, add_tower)
     np.testing.assert_array_equal(rp.scan(str(tiny), tokens=tokens, draws=8)["k_norm"], whole["k_norm"])
+
+
+def test_layers_without_attention_are_passed_over(tmp_path):
+    """Of a hybrid model the attention layers are scanned, and nothing of the others is read."""
+    tiny_family("Lfm2", num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]).save_pretrained(tmp_path)
+    ds = rp.scan(str(tmp_path), tokens=token_ids(13), draws=8)
+    assert ds["layer"].values.tolist() == [1] and not ds["exact"].any()
+    assert np.isfinite(ds["k_norm"]).all()
+    norm, q, k, head_norms, row = 64, 64 * 64, 32 * 64, 2 * 16, 64
+    assert ds.attrs["weight_bytes_read"] == 4 * (norm + q + k + head_norms + 2 * row)  # and a row to begin each pass
 
 
 def test_layer_0_of_smollm2(smollm2):
@@ -366,5 +378,7 @@ def test_refusals(run_cli, tiny, tokens, scanned, saved):
     other = saved("Qwen3")[0]
     run = run_cli("scan", other, "--tokens", folder / "ids.npy", "--bands", folder / "bands.nc")
     run.refused("another shape")
+    with pytest.raises(UsageError, match="a hub id, a folder"):
+        rp.scan(open_checkpoint(tiny_model()))
     run_cli("scan", tiny, "--tokens", tokens, "-o", "s.nc")
     run_cli("scan", tiny, "--tokens", tokens, "--bands", "s.nc").refused("a result of scan")

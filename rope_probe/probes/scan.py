@@ -156,6 +156,10 @@ def scan(
         The weights are not there, quantized, or not enough to form q and k.
     """
     check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length)
+    if not isinstance(model, (str, Path)):
+        raise UsageError(
+            f"a scan reads weights from files, not from a {type(model).__name__}: give a hub id, a folder or a .gguf file."
+        )
     if draws < 2:
         raise UsageError(f"--draws is {draws}: give 2 or more.")
     if isinstance(bands, (str, Path)):
