@@ -6,6 +6,8 @@ billion layers, or for an array of a terabyte.
 
 from __future__ import annotations
 
+import itertools
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -119,6 +121,20 @@ def check_table(module, config) -> None:
 # -- result files ------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def as_data(*paths):
+    """Work on result files that anyone may have written: whatever does not fit in them becomes one sentence."""
+    try:
+        yield
+    except (ProbeError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        named = " or ".join(str(path) for path in paths)
+        raise ProbeError(
+            f"{named} is not whole ({type(error).__name__}: {first_words(error, 120)}): run the analysis again."
+        ) from error
+
+
 def check_result(path: Path) -> None:
     """Refuse a result file that declares far more than it holds, or that reaches into other files.
 
@@ -167,11 +183,16 @@ def _check_attributes(item, path: Path, size: int, allowed: int) -> None:
 def _string_bytes(item, count: int, size: int, allowed: int, path: Path) -> int:
     if count > STRINGS:
         raise ProbeError(f"{item.name} in {path} holds {count:,} texts: do not use this file.")
-    if count * size <= allowed or item.ndim != 1:
-        return count * min(size, allowed // max(count, 1))
-    total, block = 0, max(1, allowed // size)
-    for start in range(0, count, block):
-        total += sum(len(text) for text in item[start : start + block])
+    if count * size <= allowed // 64:  # there may be a few such variables
+        return count * size
+    block = max(1, allowed // size)
+    if item.ndim == 1:
+        blocks = (item[start : start + block] for start in range(0, count, block))
+    else:  # one text at a time: the roles of heads are a table of a few hundred
+        blocks = ([item[place]] for place in itertools.product(*map(range, item.shape)))
+    total = 0
+    for texts in blocks:
+        total += sum(len(text) for text in texts)
         if total > allowed:
             break
     return total

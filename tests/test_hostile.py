@@ -238,6 +238,19 @@ def test_one_long_text_named_many_times(run_cli, result):
     shown(run_cli, result, "holds 200,000 texts")
 
 
+def test_texts_in_a_file_of_megabytes(tmp_path):
+    """Kinds of layers and roles of heads, beside numbers: all of them short, however large the file."""
+    import xarray as xr
+
+    texts = {name: ("layer", np.full(30, "default")) for name in ("layer_type", "rope_type", "layout")}
+    ds = xr.Dataset(
+        {"role": (("layer", "head"), np.full((30, 9), "other")), "weight": ("x", np.zeros(300_000)), **texts}
+    )
+    path = rp.save(ds.assign_attrs(analysis="heads", schema=1), tmp_path / "h.nc")
+    assert path.stat().st_size * 30 * 2 > limits.ARRAY_BYTES
+    xr.testing.assert_equal(rp.load(path), ds)
+
+
 def test_an_attribute_of_many_texts(run_cli, result):
     with h5py.File(result, "a") as file:
         file["k_norm"].attrs["bomb"] = np.array(["x" * 1000] * 3000, dtype=h5py.string_dtype())
