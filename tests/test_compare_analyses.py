@@ -28,6 +28,7 @@ RUNS = {
     "spectrum": {},
     "similarity": {},
     "heads": {},
+    "extend": {"base": ["own", 500.0], "lengths": [32, 64], "samples": 0},
     "truncate": {"keep": [1, 0.75, 0.5, 0], "knockout": ["remove"]},
 }
 
@@ -112,6 +113,47 @@ def test_truncate(pair):
     costs = (results[0]["nll"] - results[0]["nll_intact"]).values[removed].mean(1)
     assert at(found, 0, "remove: costliest pair, nats")["value"] == pytest.approx(costs.max())
     assert at(found, 0, "critical keep")["value"] == rp.summary(results[0])["keep"][0]["critical"]
+
+
+def test_extend(pair):
+    results = pair("extend")
+    found = rp.compare(results)
+    assert found["statistic"].values[-1].startswith("nats/token: base 500")
+    nll = [ds["nll"].values[1, 1] for ds in results]
+    row = at(found, 1, found["statistic"].values[-1])
+    assert row["value"] == pytest.approx(nll[1].mean()) and row["paired"]
+    assert row["difference"] == pytest.approx((nll[1] - nll[0]).mean())
+    assert row["difference_se"] == pytest.approx(standard_error(nll[1] - nll[0]))
+    (ax,) = plot(results)
+    name = next(name for name in lines(ax) if name.startswith("two, base 500"))
+    np.testing.assert_allclose(lines(ax)[name].get_xdata(), [32, 64])
+    np.testing.assert_allclose(lines(ax)[name].get_ydata()[1], np.exp(nll[1].mean()))
+    with pytest.raises(UsageError, match="extend is compared by length"):
+        plot(results, axis="index")
+    other = results[1].isel(setting=[1])
+    with pytest.raises(ProbeError, match="no setting in common"):
+        plot([results[0].isel(setting=[0]), other])
+
+
+def test_retrieval(pair):
+    """Keys found, as `extend` keeps them: [setting, length, keys, depth, sample]."""
+    results = [ds.drop_dims("sample").drop_vars(["depth", "keys"]) for ds in pair("extend")]
+    for seed, ds in enumerate(results):
+        sizes = [ds.sizes["setting"], ds.sizes["length"], 1, 3, 5]
+        dims = ("setting", "length", "keys", "depth", "sample")
+        for name in ("exact_match", "key_right", "key_logprob"):
+            ds[name] = (dims, np.random.default_rng(seed).integers(0, 2, sizes).astype(float))
+    results = [ds.assign_coords(keys=[1], depth=[0.0, 0.5, 1.0]) for ds in results]
+    found = rp.compare(results)
+    name = next(name for name in found["statistic"].values if name.startswith("key found: base 500"))
+    samples = [ds["exact_match"].values[1, 0, 0].mean(0) for ds in results]
+    row = at(found, 1, name)
+    assert row["value"] == pytest.approx(samples[1].mean()) and not row["paired"]
+    assert row["difference_se"] == pytest.approx(np.hypot(*map(standard_error, samples)))
+    axes = plot(results)
+    assert [ax.get_title(loc="left") for ax in axes] == ["perplexity", "key found"]
+    line = next(line for name, line in lines(axes[1]).items() if name.startswith("two, base 500"))
+    np.testing.assert_allclose(line.get_ydata(), results[1]["exact_match"].values[1, :, 0].mean((1, 2)))
 
 
 def test_other_texts_are_independent(models, measured):

@@ -42,6 +42,7 @@ ANALYSES: dict[str, Comparison] = {
     "heads": Comparison(parts.heads, "compare_heads"),
     "truncate": Comparison(parts.truncate, "compare_truncate"),
     "trajectory": Comparison(parts.trajectory, "compare_trajectory"),
+    "extend": Comparison(parts.extend, "compare_extend"),
 }
 
 #: analyses whose results hold what those of `bands` do, and are compared as such with each other

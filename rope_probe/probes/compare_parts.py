@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from ..accumulate import mean_and_error
-from . import bands_summary, heads_summary, similarity_summary, spectrum_summary, truncate_summary
+from . import bands_summary, extend_summary, heads_summary, similarity_summary, spectrum_summary, truncate_summary
 from .compare_axes import Ladder
 
 ALL = "all layers"
@@ -304,3 +304,21 @@ def truncate(ds: xr.Dataset) -> list[Part]:
     if not any("intact, nats/token" in found for found in groups.values()):
         groups = {ALL: base} | groups
     return [Part(where, found, "" if where == ALL else where) for where, found in groups.items()]
+
+
+# --- extend ------------------------------------------------------------------------------------------------------------
+
+
+def extend(ds: xr.Dataset) -> list[Part]:
+    """Likelihood, and how often the hidden keys were found, under every setting at every length."""
+    found = {}
+    for row, setting in enumerate(extend_summary.summary(ds)["settings"]):
+        for column, one in enumerate(setting["lengths"]):
+            where = f"{setting['name']}, {one['length']:,}"
+            if one["nll"] is not None:
+                found[f"nats/token: {where}"] = Statistic(one["nll"], ds["nll"].values[row, column])
+            for entry in one["retrieval"]:
+                keys = "key" if entry["keys"] == 1 else f"one of {entry['keys']} keys"
+                error = _number(entry["exact_match_se"])  # prompts are of each tokenizer, not paired
+                found[f"{keys} found: {where}"] = Statistic(entry["exact_match"], error=error)
+    return [Part(ALL, found)]
