@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,13 +13,13 @@ from pathlib import Path
 import torch
 
 from . import limits, processes
-from . import limits
 from .configs import override_rope, parse_rope
-from .errors import ProbeError, UsageError, first_words
+from .errors import ProbeError, ProbeWarning, UsageError, first_words
 from .modules import text_decoder
 from .quiet import quiet
 from .rotary import Geometry, RotaryLayer, decoder_without_weights, read_geometry
 from .sources import Source, explain, find
+from .stream import Stream, placement
 from .verify import verified_geometry
 from .weights import check_weights, refuse_incomplete, stored_bytes
 
@@ -50,6 +52,8 @@ class Checkpoint:
         Called the first time text has to be tokenized; large vocabularies take seconds to read.
     formed : dict of int to (float, int)
         Under a rope override: base and length of each layer before it, with which the weights were trained.
+    stream : Stream or None
+        What lends the layers their weights, where these stay on disk.
     """
 
     model: object = field(repr=False)
@@ -57,6 +61,7 @@ class Checkpoint:
     provenance: dict = field(default_factory=dict)
     load_tokenizer: Callable[[], object | None] = field(default=lambda: None, repr=False)
     formed: dict[int, tuple[float, int]] = field(default_factory=dict, repr=False)
+    stream: Stream | None = field(default=None, repr=False)
     _geometries: dict[int, Geometry] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -83,6 +88,8 @@ class Checkpoint:
 
     @property
     def device(self) -> str:
+        if self.stream:
+            return str(self.stream.device)
         return "several" if hasattr(self.model, "hf_device_map") else str(self.model.device)
 
     @property
@@ -93,7 +100,8 @@ class Checkpoint:
     def geometry(self, length: int) -> Geometry:
         """Geometry in force at `length` tokens, measured on the live model once per length."""
         if length not in self._geometries:
-            self._geometries[length] = verified_geometry(self.decoder, length)
+            with self.stream.stand_ins() if self.stream else contextlib.nullcontext():
+                self._geometries[length] = verified_geometry(self.decoder, length)
         return self._geometries[length]
 
 
@@ -106,6 +114,7 @@ def open_checkpoint(
     device: str | None = None,
     device_map: str | None = None,
     rope: dict | str | None = None,
+    stream_layers: bool | None = None,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
     """Open a checkpoint for probing.
@@ -127,6 +136,8 @@ def open_checkpoint(
     rope : dict or str, optional
         Rope parameters to run with instead of the checkpoint's own, as ``{"rope_type": "yarn", "factor": 4}`` or
         ``"type=yarn,factor=4"``; the weights stay as they are.
+    stream_layers : bool, optional
+        Leave the weights on disk and read one decoder layer after the other; by default where they would not fit.
     trust_remote_code : bool
         Run code that comes with the checkpoint; off by default.
 
@@ -140,13 +151,16 @@ def open_checkpoint(
         One sentence: what was wrong, the value seen, what to do.
     """
     if not isinstance(model, (str, Path)):
-        if any(option is not None for option in (revision, dtype, device, device_map, rope)):
+        if any(option is not None for option in (revision, dtype, device, device_map, rope, stream_layers)):
             raise UsageError(
-                "revision, dtype, device, device_map and rope are for opening a model; this one is open already."
+                "revision, dtype, device, device_map, rope and stream_layers are for opening a model; "
+                "this one is open already."
             )
         return _from_object(model, tokenizer)
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype is {dtype!r}: choose one of {', '.join(DTYPES)}.")
+    if stream_layers and device_map is not None:
+        raise UsageError("--stream-layers and --device-map both say where weights go: leave one out.")
     device = _device(device)
     override = parse_rope(rope) if isinstance(rope, str) else rope
     formed = {}
@@ -163,9 +177,19 @@ def open_checkpoint(
                 if source.folder:
                     limits.check_parameters(bare, source.name, stored_bytes(Path(source.folder)))
                 del bare
-        loaded = _load_model(source, config, dtype, device_map)
+        too_large = ""
+        if stream_layers is None and device_map is None and not own_code:
+            too_large = _too_large(source, dtype, device)
+            stream_layers = bool(too_large)
+        folder = tempfile.TemporaryDirectory(prefix="rope-probe-") if stream_layers else None
+        if folder:
+            device_map = placement(config, device)
+        loaded = _load_model(source, config, dtype, device_map, folder)
+        stream = Stream(loaded, device, folder) if folder else None
         if own_code:
             read_geometry(text_decoder(loaded))
+    if too_large:
+        warnings.warn(too_large, ProbeWarning, stacklevel=2)
     if device_map is None:
         loaded = _move(loaded, device)
     provenance = dict(source.provenance)
@@ -174,7 +198,7 @@ def open_checkpoint(
         provenance["revision"] = commit
     if override:
         provenance["rope"] = override
-    return Checkpoint(loaded.eval(), source.name, provenance, lambda: _load_tokenizer(source), formed)
+    return Checkpoint(loaded.eval(), source.name, provenance, lambda: _load_tokenizer(source), formed, stream)
 
 
 def _overridden(source: Source, config, override: dict, own_code: bool):
@@ -233,12 +257,38 @@ def _config(source: Source):
         return AutoConfig.from_pretrained(source.place, **source.options)
 
 
-def _load_model(source: Source, config, dtype: str | None, device_map: str | None):
+def _too_large(source: Source, dtype: str | None, device: str) -> str:
+    """What to say where the weights do not fit into the memory that is free; empty where they do."""
+    files = list(Path(source.folder).glob("*.safetensors")) if source.folder else []
+    size = sum(file.stat().st_size for file in files)
+    free = torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else free_memory()
+    if dtype == "float32":
+        size *= 2  # most are stored in 16 bits
+    if not free or size < 0.9 * free:
+        return ""
+    return (
+        f"the weights of {source.name} ({size / 1e9:.1f} GB) do not fit into the {free / 1e9:.1f} GB of memory that are "
+        "free, so layers are streamed from disk."
+    )
+
+
+def free_memory() -> int:
+    """Bytes of main memory that are free for use; 0 where that is not known."""
+    try:
+        with open("/proc/meminfo") as stream:
+            return next(int(line.split()[1]) * 1024 for line in stream if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def _load_model(source: Source, config, dtype: str | None, device_map, offload=None):
     from transformers import AutoModelForCausalLM
 
     if source.folder:
         check_weights(Path(source.folder), **ADVICE.get(source.provenance["source"], {}))
     extra = {"device_map": device_map} if device_map else {}
+    if offload:
+        extra["offload_folder"] = offload.name
     with source.explained():
         loaded, info = AutoModelForCausalLM.from_pretrained(
             source.place,
@@ -259,7 +309,11 @@ def _load_tokenizer(source: Source):
 
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(source.place, **source.options)
+            tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options)
+        added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+        if not set(tokenizer.get_vocab()) - added - set(tokenizer.all_special_tokens):
+            raise ValueError("its vocabulary is empty: the files of the tokenizer are missing")
+        return tokenizer
     except Exception as error:  # many checkpoints come without one
         reason = explain(source.name, error) if "trust_remote_code" in str(error) else first_words(error)
         raise ProbeError(

@@ -16,9 +16,10 @@ def quiet():
     level = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
-    hub = logging.getLogger("huggingface_hub")
-    hub_level = hub.level
-    hub.setLevel(logging.ERROR)
+    others = [logging.getLogger(name) for name in ("huggingface_hub", "accelerate")]
+    levels = [logger.level for logger in others]
+    for logger in others:
+        logger.setLevel(logging.ERROR)
     disable_progress_bars("huggingface_hub.snapshot_download")
     try:
         with warnings.catch_warnings():
@@ -26,4 +27,5 @@ def quiet():
             yield
     finally:
         hf_logging.set_verbosity(level)
-        hub.setLevel(hub_level)
+        for logger, before in zip(others, levels, strict=True):
+            logger.setLevel(before)

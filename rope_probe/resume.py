@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,11 +78,20 @@ class Keeper:
 
     def keep(self, name: str, observer, fingerprint: dict, done: int, *, now: bool = False) -> None:
         """Write the state, if it is time to."""
-        if not now and time.monotonic() - self._last < self.every:
-            return
+        if now or time.monotonic() - self._last >= self.every:
+            self.note(name, observer, fingerprint, done)
+            self.write()
+
+    def note(self, name: str, observer, fingerprint: dict, done: int) -> None:
+        """Copy the state, for `write`."""
         arrays: list[np.ndarray] = []
         state = _state(observer, arrays)
         self.sections[name] = ({"fingerprint": fingerprint, "done": done, "state": state}, arrays)
+
+    def write(self, *, now: bool = True) -> None:
+        """Write what was noted; a disk that is full does not end the run."""
+        if not now and time.monotonic() - self._last < self.every:
+            return
         try:
             self._write()
         except OSError as error:
@@ -94,13 +104,15 @@ class Keeper:
         self.path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        flat, index = [], {}
+        flat: list[np.ndarray] = []
+        index = {}
         for name, (entry, arrays) in self.sections.items():
             index[name] = entry | {"first": len(flat), "arrays": len(arrays)}
             flat += arrays
         text = np.frombuffer(json.dumps({"schema": SCHEMA, "sections": index}).encode(), dtype=np.uint8)
         whole = io.BytesIO()
-        np.savez(whole, index=text, **{f"a{number}": array for number, array in enumerate(flat)})
+        named: dict[str, Any] = {f"a{number}": array for number, array in enumerate(flat)}
+        np.savez(whole, index=text, **named)
         replace_file(self.path, whole.getbuffer())
 
     def _read(self) -> dict:

@@ -54,8 +54,8 @@ class Call:
     hidden: torch.Tensor | None = None
 
 
-class _Done(Exception):
-    """Raised inside the forward pass once the last layer that is needed has been seen."""
+class Done(Exception):
+    """Raised inside the forward pass once the last layer that is needed has been seen; `Tap.run` takes it."""
 
 
 # attention module -> the taps that watch it, innermost last
@@ -139,9 +139,14 @@ class Tap:
 
     def _keep_hidden(self, index: int) -> Callable:
         def keep(_module, args, kwargs) -> None:
-            self._hidden[index] = args[0] if args else kwargs["hidden_states"]
+            self.enters(index, args[0] if args else kwargs["hidden_states"])
 
         return keep
+
+    def enters(self, index: int, hidden: torch.Tensor) -> None:
+        """Take note of the hidden states that enter a layer, where the observer wants to see them."""
+        if self._hidden is not None:
+            self._hidden[index] = hidden
 
     def __exit__(self, *exc) -> None:
         for config, original in self._restore:
@@ -178,7 +183,7 @@ class Tap:
             )
         )
         if self._stop and layer == max(self.layers if self.layers is not None else self.modules.values()):
-            raise _Done
+            raise Done
         return (q, k) if changed is None else changed
 
     def run(self, tokens: torch.Tensor, **kwargs) -> None:
@@ -187,7 +192,7 @@ class Tap:
         with torch.inference_mode():
             try:
                 self.decoder(input_ids=tokens, use_cache=False, **kwargs)
-            except _Done:
+            except Done:
                 pass
         if not self.seen:
             raise ProbeError(

@@ -9,6 +9,7 @@ from conftest import edit_weights, tiny_model
 
 import rope_probe as rp
 from rope_probe.checkpoints import load_config
+from rope_probe.errors import ProbeError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -333,3 +334,12 @@ def test_frequencies_that_cannot_be_right_are_refused(value):
     model = tiny_model()
     model.model.rotary_emb.inv_freq[3] = value
     assert "inv_freq of layer 0 is " in refusal(model) and "was not initialised" in refusal(model)
+
+
+def test_a_tokenizer_without_a_vocabulary_is_none(tmp_path):
+    """transformers makes one of special tokens alone where the files are missing: every word would be unknown."""
+    from families import NAMED
+
+    NAMED["Gemma 3 text"].build().save_pretrained(tmp_path / "model")
+    with pytest.raises(ProbeError, match="vocabulary is empty.*pass token ids with --tokens"):
+        rp.bands(rp.open(tmp_path / "model"), length=32)

@@ -34,6 +34,7 @@ def heads(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     device_map: opt.DeviceMap = None,
+    stream_layers: opt.StreamLayers = None,
     revision: opt.Revision = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the random tokens of the induction score.", min=0)] = 0,
     output: opt.Output = None,
@@ -67,6 +68,7 @@ def heads(
         dtype=dtype,
         device=device,
         device_map=device_map,
+        stream_layers=stream_layers,
         rope=rope,
         trust_remote_code=trust_remote_code,
     )

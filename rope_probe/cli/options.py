@@ -29,6 +29,14 @@ Dtype = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, … (default: a GPU if there is one).")]
 DeviceMap = Annotated[str | None, typer.Option("--device-map", help="'auto' splits the model over GPUs.")]
+StreamLayers = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream-layers/--no-stream-layers",
+        help="Leave weights on disk and read one layer after the other (default: where they would not fit).",
+        show_default=False,
+    ),
+]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")]
 Rope = Annotated[
     str | None,

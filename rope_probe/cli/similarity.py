@@ -31,6 +31,7 @@ def similarity(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     device_map: opt.DeviceMap = None,
+    stream_layers: opt.StreamLayers = None,
     revision: opt.Revision = None,
     output: opt.Output = None,
     resume: opt.Resume = False,
@@ -63,6 +64,7 @@ def similarity(
         dtype=dtype,
         device=device,
         device_map=device_map,
+        stream_layers=stream_layers,
         trust_remote_code=trust_remote_code,
     )
     common.carry_out(

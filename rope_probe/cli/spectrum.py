@@ -41,6 +41,7 @@ def spectrum(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     device_map: opt.DeviceMap = None,
+    stream_layers: opt.StreamLayers = None,
     revision: opt.Revision = None,
     output: opt.Output = None,
     resume: opt.Resume = False,
@@ -73,6 +74,7 @@ def spectrum(
         dtype=dtype,
         device=device,
         device_map=device_map,
+        stream_layers=stream_layers,
         rope=rope,
         trust_remote_code=trust_remote_code,
     )

@@ -15,6 +15,7 @@ from ..errors import ProbeError, ProbeWarning, SharedError
 from ..rotary import RotaryLayer
 from ..tap import Call, Tap, input_device
 from .common import uninterrupted
+from .reading_layers import measure_layers
 
 Blocks = Mapping[tuple, np.ndarray]
 
@@ -35,11 +36,14 @@ class Observer:
         Does it need the hidden states that enter them?
     state : tuple of str
         The attributes that `merge` changes.
+    one_pass : bool
+        Is one forward pass enough, so that layers can be streamed?
     """
 
     layers: dict[int, RotaryLayer]
     hidden = False
     state: tuple[str, ...] = ()
+    one_pass = True
 
     def begin(self, start: int, stop: int) -> None:
         """Segments `start` to `stop` − 1 come next; forget what a batch that was not finished has left."""
@@ -131,6 +135,8 @@ def measure(
         Segments whose statistics are in the observer: all of them, or those before an interrupt or a failure in a
         later batch (which is warned about).
     """
+    if ckpt.stream and observer.one_pass:
+        return measure_layers(ckpt, analysis, ids, observer, batch, options, progress)
     keeper = resume.current()
     mark = resume.fingerprint(ckpt, ids, options) if keeper else {}
     first = keeper.restore(analysis, observer, mark) if keeper else 0

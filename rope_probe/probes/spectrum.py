@@ -71,6 +71,7 @@ class _Profiles(Observer):
         self.distances = {layer.layer: core.available(layer, distances) for layer in layers}
         self.chunk = {layer.layer: core.chunk_of(layer, length) for layer in layers}
         self.segments, self.weigh, self.tones = segments, weigh, tones
+        self.one_pass = tones is None
         self.scale: dict[int, float] = {}
         self.sums: dict[tuple[int, str], np.ndarray] = {}  # (layer, name) -> [group, head, …]
         self._pending: list[tuple[int, str, int, torch.Tensor]] = []

@@ -252,6 +252,7 @@ class _Likelihoods(Observer):
     """Likelihood of every segment under every setting; a setting is verified the first time it is entered."""
 
     state = ("nll", "intact")
+    one_pass = False
 
     def __init__(self, ckpt: Checkpoint, geometry: Geometry, settings: list[Setting], count: int, length: int, ticks):
         self.ckpt, self.geometry, self.settings, self.length, self.ticks = ckpt, geometry, settings, length, ticks
