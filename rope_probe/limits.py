@@ -6,8 +6,8 @@ billion layers, or for an array of a terabyte.
 
 from __future__ import annotations
 
-import itertools
 import contextlib
+import itertools
 import json
 import math
 from pathlib import Path
