@@ -64,7 +64,7 @@ def _refuse_unknown_types(name: str, raw: dict) -> None:
     known = _known_types()
     for entry in _rope_dicts(raw):
         kind = entry.get("rope_type", entry.get("type"))
-        if kind is not None and kind not in known:
+        if kind is not None and (not isinstance(kind, str) or kind not in known):
             hint = "; it is called longrope now: rename it in config.json" if kind == "su" else ""
             raise ProbeError(f"{name} has rope type {kind!r}, which transformers does not know{hint}.")
 

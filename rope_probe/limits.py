@@ -204,8 +204,3 @@ def check_array(shape: tuple[int, ...], what: str, largest: int = 1 << 30) -> No
         raise ProbeError(
             f"{what} has shape {list(shape)}: read at most {largest:,} ids at a time (--segments, --length)."
         )
-
-
-def reason(error: BaseException) -> str:
-    """What an exception says, shortened."""
-    return first_words(error, 120)

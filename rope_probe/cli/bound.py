@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ProbeError
-from ..limits import HEAD_WIDTH
+from ..limits import HEAD_WIDTH, as_data
 from . import options as opt
 
 
@@ -84,7 +84,8 @@ def bound(
     if model is not None:
         report = _model(model, tokens, reach, revision, trust_remote_code)
     elif weights:
-        report = _weights(Path(weights), reach)
+        with as_data(weights):
+            report = _weights(Path(weights), reach)
     elif table:
         report = _table(*_pairs(head_dim, rotary_dim), kilo)
     else:

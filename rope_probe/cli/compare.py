@@ -31,6 +31,7 @@ def compare(
     from ..probes.compare import check, model_names
     from ..probes.compare import compare as measure
     from ..probes.compare_axes import AXES
+    from ..limits import as_data
     from ..results import load
     from . import common
 
@@ -40,23 +41,24 @@ def compare(
     if axis is not None and not drawing:
         raise UsageError("--axis says how the figure is drawn: add --figure.")
     loaded = [load(path) for path in results]
-    check(loaded)
-    names = model_names(loaded)
-    stems = [Path(path).stem for path in results]
-    if any(ds.attrs["model"] == loaded[0].attrs["model"] for ds in loaded[1:]) and len(set(stems)) == len(stems):
-        names = stems
-    comparison = measure(loaded, names)
-    drawn = []
-    if drawing:
-        from ..plots import compare as plot
-        from ..plots import save_figure
+    with as_data(*results):
+        check(loaded)
+        names = model_names(loaded)
+        stems = [Path(path).stem for path in results]
+        if any(ds.attrs["model"] == loaded[0].attrs["model"] for ds in loaded[1:]) and len(set(stems)) == len(stems):
+            names = stems
+        comparison = measure(loaded, names)
+        drawn = []
+        if drawing:
+            from ..plots import compare as plot
+            from ..plots import save_figure
 
-        drawn.append(save_figure(plot(loaded, names=names, axis=axis), drawing))
-    from .tables.compare import as_dict, render
+            drawn.append(save_figure(plot(loaded, names=names, axis=axis), drawing))
+        from .tables.compare import as_dict, render
 
-    if json:
-        common.print_json(as_dict(comparison) | {"figures": [str(path) for path in drawn]})
-        return
-    render(comparison)
-    for path in drawn:
-        print(f"figure   {path}")
+        if json:
+            common.print_json(as_dict(comparison) | {"figures": [str(path) for path in drawn]})
+            return
+        render(comparison)
+        for path in drawn:
+            print(f"figure   {path}")

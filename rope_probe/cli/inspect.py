@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ProbeError, first_words
 from . import options as opt
 
 
@@ -39,7 +40,13 @@ def inspect(
         model: read_config(model, revision=revision, trust_remote_code=trust_remote_code, length=length, rope=override)
         for model in models
     }
-    described = [describe(geometry, model, length) for model, geometry in geometries.items()]
+    described = []
+    for model, geometry in geometries.items():
+        try:
+            described.append(describe(geometry, model, length))
+        except (ArithmeticError, ValueError, TypeError) as error:
+            words = first_words(error, 120)
+            raise ProbeError(f"{model}: the numbers in its config make no sense ({words}): check it.") from error
     drawn = []
     if drawing:
         from ..plots import inspect as plot

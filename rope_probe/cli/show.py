@@ -17,11 +17,14 @@ def show(
 
     Example:  rope-probe show bands-SmolLM2-135M-Instruct.nc --figure band.pdf
     """
+    from ..limits import as_data
     from ..results import load
     from . import common
 
     drawing = common.figure_path(figure)
-    present(load(result), Path(result), drawing, json)
+    ds = load(result)
+    with as_data(result):
+        present(ds, Path(result), drawing, json)
 
 
 def present(ds, path: Path, figure: Path | None, as_json: bool) -> None:
