@@ -61,7 +61,7 @@ def test_overlap(axis):
     )
 
 
-def by_sampling(first, profile, second, other, axis, count=200_000):
+def by_sampling(first, profile, second, other, axis, count=20_000):
     """The same area on a fine grid, the value of a point being that of the nearest pair."""
     sides = [(positions(ladder, axis), values) for ladder, values in ((first, profile), (second, other))]
     half = [np.diff(x)[0] / 2 for x, _ in sides]
