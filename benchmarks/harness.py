@@ -29,12 +29,15 @@ def ratio(over: list[float], under: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
+def in_process(script: str, arguments: list[str]) -> list[float]:
+    """The numbers in the last line that a script prints, in a fresh process."""
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=True)
+    return [float(number) for number in done.stdout.splitlines()[-1].split()]
+
+
 def peak_memory(script: str, way: str, arguments: list[str] = ()) -> float:
     """Peak resident memory in GB that `script --only way` prints, in a fresh process."""
-    done = subprocess.run(
-        [sys.executable, script, "--only", way, *arguments], capture_output=True, text=True, check=True
-    )
-    return float(done.stdout.split()[-1])
+    return in_process(script, ["--only", way, *arguments])[-1]
 
 
 def reset_peak() -> None:

@@ -7,6 +7,9 @@ import typer
 
 from . import options as opt
 
+FEW = 8  # segments below which a standard error is itself a rough guess
+WITH_ERRORS = ("bands", "spectrum", "similarity", "heads", "truncate", "extend", "trajectory")
+
 
 def show(
     result: Annotated[str, typer.Argument(metavar="FILE.nc", help="A result file.", show_default=False)],
@@ -41,9 +44,19 @@ def present(ds, path: Path, figure: Path | None, as_json: bool) -> None:
 
     table = import_module(f"rope_probe.cli.tables.{ds.attrs['analysis']}")
     table.render(ds, values)
+    if ds.attrs["analysis"] in WITH_ERRORS:
+        _few_segments(ds.attrs["segments"])
     print(f"\nresult   {path}")
     for drawing in _draw(ds, figure) if figure else []:
         print(f"figure   {drawing}")
+
+
+def _few_segments(segments: int) -> None:
+    """Say where too few segments were read to tell how sure the numbers are."""
+    if segments == 1:
+        print(f"one segment: no standard error; read {FEW} or more.")
+    elif segments < FEW:
+        print(f"{segments} segments: the standard errors are rough; read {FEW} or more.")
 
 
 def _draw(ds, figure: Path) -> list[Path]:

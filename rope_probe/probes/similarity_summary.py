@@ -12,7 +12,6 @@ from ..accumulate import mean_and_error
 if TYPE_CHECKING:  # figures need these numbers, not what reads files
     import xarray as xr
 
-FEW = 8  # segments below which a standard error is itself a rough guess
 
 
 def controlled(ds: xr.Dataset) -> np.ndarray:

@@ -36,6 +36,8 @@ def render(ds, summary: dict) -> None:
             for group in GROUPS[:2]:
                 table.add_row(*_row(group, kind["groups"][group], sums))
     console.print(table, highlight=False)
+    if summary["i_band_se"] is not None:
+        print(f"all heads: i_band ± {summary['i_band_se']:.2f}, usage ± {summary['i_band_usage_se']:.2f} over segments")
     _heads(summary)
     _relations(summary)
     limits = summary["thresholds"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from ...probes.similarity_summary import FEW
 from ...words import model_name, ranges
 from .console import Console
 
@@ -122,10 +121,6 @@ def _short(value: float | None, sign: bool) -> str:
 
 def _notes(summary: dict) -> list[str]:
     notes = []
-    if summary["segments"] == 1:
-        notes.append("one segment: no standard error; read 8 or more.")
-    elif summary["segments"] < FEW:
-        notes.append(f"{summary['segments']} segments: the standard errors are rough; read {FEW} or more.")
     negative = [row["layer"] for row in summary["by_layer"] if row["rho"] is not None and row["rho"] <= 0]
     if negative:
         notes.append(f"layers whose mean is not positive: {ranges(negative)}")
