@@ -146,10 +146,11 @@ def extend_base_caption(ds, panels=tuple(PANELS), keys: int = 1) -> str:
         bars = ", bars: standard error over segments" if values["segments"] > 1 else ""
         words += f"Perplexity of texts of so many tokens (a shorter text is the beginning of a longer{bars}). "
     if "retrieval" in panels:
+        bars = ", bars: standard error over samples" if values["samples"] > 1 else ""
         hidden = "a five-digit key" if keys == 1 else f"one of {keys} five-digit keys"
         words += (
             f"Key found: share of prompts of so many tokens in which greedy decoding writes {hidden} hidden in "
-            f"filler text; {parts.prompts(values)}, bars: standard error over samples. "
+            f"filler text; {parts.prompts(values)}{bars}. "
         )
     words += "Filled where L_bound reaches the length (or the window of a layer, where that is shorter). "
     return words + parts.source(ds, "perplexity" in panels)

@@ -92,7 +92,7 @@ def render(ds, summary: dict) -> None:
     console.print()
     _texts(console, summary)
     intact = next((f"the model as it is ({one['name']})" for one in summary["settings"] if one["intact"]), "")
-    notes = [f"ratio: of perplexities, to {intact}; ±: standard error\n  over segments (paired)"]
+    notes = [f"ratio: of perplexities, to {intact}", "±: standard error over segments (paired)"]
     for keys in summary["keys"] if summary["passkey_lengths"] else []:
         console.print()
         _keys(console, summary, keys)
