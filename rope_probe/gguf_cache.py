@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import limits
 from .errors import ProbeError, first_words
 from .quiet import quiet
 from .weights import refuse_incomplete
@@ -148,6 +149,7 @@ def _convert(path: Path, target: Path, digest: str, title: str) -> None:
     """Dequantize a GGUF to safetensors, atomically."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     # the bar that transformers draws while dequantizing knows no off switch
     with _scratch() as scratch, quiet(), contextlib.redirect_stderr(io.StringIO()):
@@ -157,6 +159,7 @@ def _convert(path: Path, target: Path, digest: str, title: str) -> None:
         (source / "model.gguf").symlink_to(path.resolve())
         out = scratch / "out"
         try:
+            limits.check_config(load_gguf_checkpoint(str(path), return_tensors=False)["config"], path.name)
             model, info = AutoModelForCausalLM.from_pretrained(
                 source,
                 gguf_file="model.gguf",

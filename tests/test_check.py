@@ -151,7 +151,10 @@ def test_frequencies_of_another_base_are_named(trained, opened):
 def test_a_config_with_another_base_is_told_by_its_text(trained, tmp_path):
     found = findings(rp.check(trained[0], tokens=trained[1], rope={"rope_theta": 50.0}))
     assert found["frequencies"].passed and found["as trained"].passed is False
-    assert "with base 1" in found["as trained"].words and "its config says base 50" in found["as trained"].words
+    assert (
+        "with base 1" in found["as trained"].words
+        and "it runs with base 50, and was trained with another" in found["as trained"].words
+    )
 
 
 def test_stored_frequencies_of_another_base_are_named(tiny, tokens):

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import gguf
 import h5py
 import numpy as np
 import pytest
@@ -174,6 +175,19 @@ def test_a_weight_header_that_lies(tiny, offsets):
     (tiny / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(rp.ProbeError, match="has a damaged header|is cut short"):
         rp.open(tiny)
+
+
+def test_a_gguf_that_asks_for_too_much(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROPE_PROBE_CACHE", str(tmp_path / "cache"))
+    writer = gguf.GGUFWriter(tmp_path / "deep.gguf", "llama")
+    writer.add_block_count(10**9)
+    writer.add_embedding_length(64)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(rp.ProbeError, match=r"the config of deep.gguf says num_hidden_layers = 1e\+09"):
+        rp.open(tmp_path / "deep.gguf")
 
 
 # -- token files -------------------------------------------------------------------------------------

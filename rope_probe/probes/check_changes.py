@@ -59,9 +59,19 @@ def _turned_anew(ckpt: Checkpoint, layers: list[RotaryLayer], change: Callable) 
         yield
 
 
+def own_base(inv_freq: np.ndarray) -> float:
+    """Base of the plain ladder that the two fastest pairs are on; NaN where they are on none."""
+    return float((inv_freq[0] / inv_freq[1]) ** len(inv_freq)) if len(inv_freq) > 1 and inv_freq[1] > 0 else np.nan
+
+
+def _running_base(layer: RotaryLayer) -> float:
+    """The base that a layer runs with, whatever its config says."""
+    return own_base(layer.inv_freq) if layer.rope_type == "default" else layer.base
+
+
 def _rebased(base: float) -> Callable:
     def change(q, k, layer: RotaryLayer):
-        ladder = (base / layer.base) ** (-np.arange(layer.pairs) / layer.pairs)
+        ladder = (base / _running_base(layer)) ** (-np.arange(layer.pairs) / layer.pairs)
         return q, k, replace(layer, inv_freq=layer.inv_freq * ladder)
 
     return change
@@ -70,15 +80,16 @@ def _rebased(base: float) -> Callable:
 def bases(ckpt: Checkpoint, geometry: Geometry) -> list[Change]:
     """Other common bases, for each kind of layer that rotates."""
     found = []
-    kinds = [kind for kind in geometry.kinds() if kind[0].rotates and kind[0].base > 1]
+    kinds = [kind for kind in geometry.kinds() if kind[0].rotates and _running_base(kind[0]) > 1]
     for kind in kinds:
         where = "" if len(kinds) == 1 else f" in layers {ranges([layer.layer for layer in kind])}"
+        own = _running_base(kind[0])
         for base in BASES:
-            if not 0.9 < base / kind[0].base < 1.1:
+            if not 0.9 < base / own < 1.1:
                 found.append(
                     Change(
                         f"base {base_words(base)}{where}",
-                        f"its config says base {base_words(kind[0].base)}{where}, and it was trained with another",
+                        f"it runs with base {own:.4g}{where}, and was trained with another",
                         lambda kind=kind, base=base: _turned_anew(ckpt, kind, _rebased(base)),
                     )
                 )

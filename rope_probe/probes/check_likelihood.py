@@ -22,7 +22,7 @@ from .check_changes import Change, bases, exchanges, heads, orders, skips
 
 COUNTED = 0.95  # share of the word counts in their mixture with the uniform distribution
 FEW = 128  # tokens of a segment that all changes but those of the base are tried on
-LEAST = 4  # layers that are missed least, exchanged with one another
+LEAST = 4  # layers that are missed least: exchanged with one another, the first of them with every layer
 GAIN, SIGMA = 0.05, 4.0  # a change helps from so many nats per token, and so many standard errors, on
 UNTRAINED = 0.85  # predictions with more than this share of the largest entropy are nearly uniform
 
@@ -134,8 +134,9 @@ def as_trained(s, sound: bool, progress: Callable[[int, int], None] | None):
     gained = {index: tried(change, few) for index, change in left_out.items()}
     doubtful = any(gain > SIGMA / 2 * error for gain, error, *_ in gains)
     if not sound or doubtful:  # the layers that are missed least may be in each other's place
-        least = sorted(sorted(gained, key=gained.get, reverse=True)[:LEAST])
-        for change in exchanges(s.ckpt, s.geometry, [(i, j) for i in least for j in least if i < j]):
+        least = sorted(gained, key=gained.get, reverse=True)[:LEAST]
+        pairs = {(min(i, j), max(i, j)) for i in least for j in (least if i != least[0] else gained) if i != j}
+        for change in exchanges(s.ckpt, s.geometry, sorted(pairs)):
             tried(change, few)
     helping = [entry for entry in gains if entry[0] > max(GAIN, SIGMA * entry[1])]
     gain, _, before, change = max(helping or gains, key=lambda entry: entry[0])

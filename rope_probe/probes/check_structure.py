@@ -18,6 +18,7 @@ from ..weights import stored_tensors
 from ..words import base as base_words
 from ..words import ranges
 from .check_attention import expected_reach
+from .check_changes import own_base
 
 SAME = 1e-4  # relative difference of frequencies that float32 explains
 STORED = 0.02  # the same for frequencies in weight files, which may be bfloat16
@@ -85,11 +86,6 @@ def rotation(s):
     return worst <= 1, worst, words
 
 
-def _own_base(inv_freq: np.ndarray) -> float:
-    """Base of the plain ladder that the two fastest pairs are on."""
-    return float((inv_freq[0] / inv_freq[1]) ** len(inv_freq)) if len(inv_freq) > 1 and inv_freq[1] > 0 else math.nan
-
-
 def _closed_form(s, layer) -> np.ndarray | None:
     """Frequencies by the config alone; None for a rope type of the model's own."""
     if layer.parameters.get("rope_theta") is None:  # none anywhere (GPT-J): is it a ladder at all?
@@ -123,7 +119,7 @@ def frequencies(s):
         worst = max(worst, apart)
         if apart > SAME:
             says = f"base {base_words(layer.base)}, {layer.rope_type}"
-            own = f"its fastest pairs are those of base {_own_base(layer.inv_freq):.4g}"
+            own = f"its fastest pairs are those of base {own_base(layer.inv_freq):.4g}"
             return False, apart, f"inv_freq of layer {index} is not that of the config ({says}): {own}."
     for name, tensor in _stored(s).items():
         number = re.search(r"(?:layers|h|blocks)\.(\d+)\.", name)
@@ -133,7 +129,7 @@ def frequencies(s):
             continue
         apart = min(_apart(values, layer.inv_freq), _apart(values, ladder(layer.base, layer.pairs)))
         if apart > STORED:
-            own = f"{name} in the weight files is that of base {_own_base(values):.4g}"
+            own = f"{name} in the weight files is that of base {own_base(values):.4g}"
             return False, apart, f"{own}, and the config says base {base_words(layer.base)}: one of them is wrong."
     if all(x is None for x in wanted.values()):
         kinds = ", ".join(sorted({layer.rope_type for layer in rotating.values()})) or "none"
