@@ -38,8 +38,9 @@ def extend_position(ds, ax=None, panels=None):
     colors = parts.base_colors(values)
     groups = _entries(values, colors, len(panels))
     with style.look(given is None):
-        rows = -(-len(panels) // 3)
-        axes = given or style.new_axes(panels, 2.2, [], extend_position_caption(ds), groups, stacked=rows > 1)
+        stacked = len(panels) > 3
+        height = 1.6 * len(panels) if stacked else 2.2
+        axes = given or style.new_axes(panels, height, [], extend_position_caption(ds), groups, stacked)
         for one, panel in zip(axes, panels, strict=True):
             for row, setting in enumerate(values["settings"]):
                 if _read(ds, row) and (setting["scaling"] == panel or setting["intact"]):
@@ -100,7 +101,7 @@ def _entries(values: dict, colors: dict, panels: int) -> list:
     marks = [Line2D([], [], color="0.35", lw=0, marker="v", ms=4, label="L_bound")]
     if len({setting["scaling"] for setting in values["settings"]}) > 1:
         marks.append(Line2D([], [], color="0.7", lw=1.8, label="the model as it is"))
-    columns = 5 if panels > 1 else 2
+    columns = 5 if 1 < panels <= 3 else 2
     return [(bases, columns), (marks, columns)]
 
 
