@@ -154,3 +154,15 @@ def test_gemma3_has_a_band_for_each_layer_type():
     assert full["i_band_usage"] == pytest.approx(91, abs=1)
     assert sliding["band"][0] <= 75 <= sliding["band"][1]
     assert full["band"][0] <= 87 <= full["band"][1]
+
+
+def test_bfloat16_of_smollm2(smollm2):
+    ids = np.random.default_rng(5).integers(0, 49152, (2, 128))
+    exact, rough = rp.bands(smollm2, tokens=ids), rp.bands(rp.open("demo:smollm2", dtype="bfloat16"), tokens=ids)
+    assert rough.attrs["dtype"] == "bfloat16"
+    for name in ("q_norm", "k_norm"):
+        means = [ds[name].mean(["layer", ds[name].dims[1]]).values for ds in (exact, rough)]
+        np.testing.assert_allclose(means[1], means[0], rtol=0.01)
+        assert np.median(abs(rough[name] / exact[name] - 1)) < 0.01
+    for name in ("i_band", "i_band_usage"):
+        assert summary(rough)[name] == pytest.approx(summary(exact)[name], abs=0.3)

@@ -21,6 +21,7 @@ COMMANDS = {
     "spectrum": ("--weights", "--inject", "2"),
     "similarity": ("--queries", "8"),
     "heads": ("--map", "1.2"),
+    "extend": ("--base", "own,1e4", "--lengths", "16,48", "--samples", "0"),
     "truncate": ("--keep", "0.75,0.5,0", "--knockout", "unrotate", "--pairs", "1,2"),
 }
 

@@ -191,8 +191,13 @@ def output_path(
     return path
 
 
-def carry_out(measure, ckpt, path: Path, drawing: Path | None, json: bool, resume: bool, **options) -> None:
-    """Measure, store, show, draw.  What is measured is kept beside the result until that is whole."""
+def carry_out(
+    measure, ckpt, path: Path, drawing: Path | None, json: bool, resume: bool, clock: Progress | None = None, **options
+) -> None:
+    """Measure, store, show, draw.  What is measured is kept beside the result until that is whole.
+
+    `clock` is given where something else than segments is counted.
+    """
     from ..resume import resumable
     from .show import present
 
@@ -203,7 +208,7 @@ def carry_out(measure, ckpt, path: Path, drawing: Path | None, json: bool, resum
         print(f"there is no {state}, so the run starts from the beginning", file=sys.stderr)
     elif state.exists() and not resume:
         print(f"{state} of an interrupted run is there: --resume would go on from it", file=sys.stderr)
-    with resumable(state, resume), Progress(options["length"]) as progress:
+    with resumable(state, resume), clock or Progress(options["length"]) as progress:
         ds = measure(ckpt, **options, progress=progress)
         if speaks():
             store(ds, path)
@@ -212,7 +217,8 @@ def carry_out(measure, ckpt, path: Path, drawing: Path | None, json: bool, resum
     present(ds, path, drawing, json)
     if ds.attrs["partial"]:
         more = f"; --resume goes on from there ({state})" if state.exists() else ""
-        raise ProbeError(f"stopped after {ds.attrs['segments']} segments; {path} holds what was measured{more}.")
+        when = "before the end" if clock else f"after {ds.attrs['segments']} segments"
+        raise ProbeError(f"stopped {when}; {path} holds what was measured{more}.")
 
 
 def store(ds, path: Path) -> None:

@@ -28,10 +28,10 @@ def compare(
     Example:  rope-probe compare bands-a.nc bands-b.nc --figure both.png
     """
     from ..errors import UsageError
+    from ..limits import as_data
     from ..probes.compare import check, model_names
     from ..probes.compare import compare as measure
     from ..probes.compare_axes import AXES
-    from ..limits import as_data
     from ..results import load
     from . import common
 

@@ -60,8 +60,10 @@ def extend(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     device_map: opt.DeviceMap = None,
+    stream_layers: opt.StreamLayers = None,
     revision: opt.Revision = None,
     output: opt.Output = None,
+    resume: opt.Resume = False,
     figure: opt.Figure = None,
     json: opt.Json = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -87,12 +89,10 @@ def extend(
         "keys": _whole(keys, "--keys"),
     }
     drawing = common.figure_path(figure)
-    path = common.output_path(output, "extend", model, drawing)
+    path = common.output_path(output, "extend", model, drawing, resume)
     common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, batch=batch)
-    from ..errors import ProbeError
     from ..probes.extend import extend as measure
     from ..probes.extend_grid import make_grid
-    from .show import present
 
     make_grid(**wanted)
     ckpt = common.open_model(
@@ -101,24 +101,25 @@ def extend(
         dtype=dtype,
         device=device,
         device_map=device_map,
+        stream_layers=stream_layers,
         trust_remote_code=trust_remote_code,
     )
-    with common.Progress(1, noun="tokens") as progress:
-        ds = measure(
-            ckpt,
-            text=text,
-            dataset=dataset,
-            tokens=tokens,
-            segments=segments,
-            batch=batch,
-            **wanted,
-            seed=seed,
-            progress=progress,
-        )
-    common.store(ds, path)
-    present(ds, path, drawing, json)
-    if ds.attrs["partial"]:
-        raise ProbeError(f"stopped before the end; {path} holds what was measured.")
+    common.carry_out(
+        measure,
+        ckpt,
+        path,
+        drawing,
+        json,
+        resume,
+        common.Progress(1, noun="tokens"),
+        text=text,
+        dataset=dataset,
+        tokens=tokens,
+        segments=segments,
+        batch=batch,
+        **wanted,
+        seed=seed,
+    )
 
 
 def _words(text: str) -> list[str]:

@@ -11,18 +11,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import torch
 import xarray as xr
 
 from .. import results, theory
 from ..accumulate import mean_and_error
 from ..checkpoints import Checkpoint
-from ..errors import ProbeError, ProbeWarning
-from ..likelihood import unchanged
+from ..errors import ProbeWarning
 from ..rotary import Geometry
 from ..texts import check_sources, segments_for
 from .extend_grid import OWN, SEGMENTS, Grid, Setting, make_grid
-from .extend_run import Part, Run, Store, plan, write_prompts
+from .extend_run import Answers, Part, plan, tasks_of, write_prompts
+from .reading import measure
 
 
 def extend(
@@ -111,18 +110,8 @@ def extend(
     if not intact:
         grid = replace(grid, settings=(Setting(OWN, OWN), *grid.settings))
         plans, intact = [plan(ckpt, grid, grid.settings[0]), *plans], [0]
-    store, partial = Store(grid, len(chosen.ids)), False
-    run = Run(ckpt, grid, chosen.ids, prompts, batch, progress)
-    try:
-        with unchanged(ckpt.model):
-            run(plans, store, first=intact[0])
-    except (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError) as error:
-        if not store.measured().any():
-            raise
-        partial = run.done < run.total
-        if not isinstance(error, KeyboardInterrupt):
-            warnings.warn(f"stopped after {run.done} of {run.total} tokens: {error}", ProbeWarning, stacklevel=2)
-    ds = _dataset(geometry, grid, plans, store, prompts, intact[0])
+    tasks = tasks_of(plans, prompts, intact[0])
+    store = Answers(ckpt, grid, chosen.ids, prompts, tasks, batch, progress)
     options = {
         "lengths": list(grid.lengths),
         "passkey_lengths": list(grid.passkey_lengths),
@@ -130,11 +119,18 @@ def extend(
         "seed": seed,
         "batch": batch,
     }
+    asked = options | {"grid": [setting.name for setting in grid.settings], "text": chosen.sha256}
+    asked |= {"depths": list(grid.depths), "keys": list(grid.keys)}
+    done = measure(ckpt, "extend", np.arange(len(tasks))[:, None], store, 1, asked)
+    ds = _dataset(geometry, grid, plans, store, prompts, intact[0])
+    partial = done < len(tasks)
     ds.attrs = results.provenance(ckpt, geometry, chosen, "extend", options, partial=partial)
     return results.describe(ds.isel(setting=store.measured()))
 
 
-def _dataset(geometry: Geometry, grid: Grid, plans: list[list[Part]], store: Store, prompts, intact: int) -> xr.Dataset:
+def _dataset(
+    geometry: Geometry, grid: Grid, plans: list[list[Part]], store: Answers, prompts, intact: int
+) -> xr.Dataset:
     coords = results.layer_coordinates(list(geometry.layers)) | {
         "base_asked": ("setting", [str(setting.base) for setting in grid.settings]),
         "scaling": ("setting", [setting.scaling for setting in grid.settings]),

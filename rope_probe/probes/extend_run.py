@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,13 @@ import torch
 from ..checkpoints import Checkpoint
 from ..errors import ProbeError
 from ..interventions import rope
-from ..likelihood import answer_scores, token_nll
+from ..likelihood import answer_scores, token_nll, unchanged
 from ..rotary import Geometry, read_geometry
 from ..tap import input_device
 from .common import default_batch
 from .extend_grid import Grid, Setting
 from .passkey import Prompt, PromptWriter
+from .reading import Blocks, Observer
 
 
 @dataclass(frozen=True)
@@ -101,40 +102,42 @@ def write_prompts(ckpt: Checkpoint, grid: Grid, seed: int) -> dict[tuple[int, in
     }
 
 
-class Store:
-    """The numbers measured so far; NaN where nothing is, and only whole cells are ever filled in."""
+@dataclass(frozen=True)
+class Task:
+    """One reading under one setting: segments for a group of lengths, or the prompts of one length.
 
-    def __init__(self, grid: Grid, segments: int):
-        self.grid = grid
-        base = (len(grid.settings), len(grid.all_lengths))
-        asked = (*base, len(grid.keys), len(grid.depths), grid.samples)
-        self.nll = np.full((*base, segments), np.nan)
-        self.by_position = np.full((*base, segments, len(grid.edges) - 1), np.nan)
-        self.exact, self.right, self.logprob = (np.full(asked, np.nan) for _ in range(3))
+    Attributes
+    ----------
+    row : int
+        The setting.
+    part : Part
+    lengths : tuple of int
+        Lengths of segments that one reading serves, longest first; of prompts, the one.
+    keys : int
+        Keys in a prompt; 0 for segments.
+    """
 
-    def column(self, length: int) -> int:
-        return self.grid.all_lengths.index(length)
-
-    def add_nll(self, row: int, length: int, lost: np.ndarray) -> None:
-        """`lost`: nats of the predictions of positions 1 … length − 1, shape (segment, length - 1)."""
-        edges = self.grid.edges[self.grid.edges <= length]
-        sums = np.add.reduceat(lost, edges[:-1] - 1, axis=1)
-        place = row, self.column(length)
-        self.by_position[place][:, : len(edges) - 1] = sums / np.diff(edges)
-        self.nll[place] = lost.mean(axis=1)
-
-    def add_answers(self, row: int, length: int, keys: int, scores: np.ndarray) -> None:
-        """`scores`: exact match, share of tokens right, log probability, shape (3, depth, sample)."""
-        place = row, self.column(length), self.grid.keys.index(keys)
-        self.exact[place], self.right[place], self.logprob[place] = scores
-
-    def measured(self) -> np.ndarray:
-        """Settings of which something is there."""
-        return np.isfinite(self.nll).any(axis=(1, 2)) | np.isfinite(self.exact).any(axis=(1, 2, 3, 4))
+    row: int
+    part: Part
+    lengths: tuple[int, ...]
+    keys: int = 0
 
 
-class Run:
-    """Reads the segments and the prompts under one setting after the other."""
+def tasks_of(plans: list[list[Part]], prompts: dict, first: int) -> list[Task]:
+    """Everything there is to read, the plan `first` first, the longest texts of each first."""
+    found = []
+    for row in sorted(range(len(plans)), key=lambda row: row != first):
+        for part in plans[row]:
+            found += [Task(row, part, tuple(group)) for group in part.reads]
+            found += [Task(row, part, (length,), keys) for length, keys in prompts if length in part.geometries]
+    return found
+
+
+class Answers(Observer):
+    """The numbers measured so far, task by task; NaN where nothing is, and only whole cells are ever filled in."""
+
+    state = ("nll", "by_position", "exact", "right", "logprob")
+    one_pass, unit = False, "readings"
 
     def __init__(
         self,
@@ -142,31 +145,70 @@ class Run:
         grid: Grid,
         ids: np.ndarray,
         prompts: dict[tuple[int, int], list[list[Prompt]]],
+        tasks: list[Task],
         batch: int | None,
         progress: Callable[[int, int], None] | None,
     ):
-        self.ckpt, self.grid, self.ids, self.prompts, self.batch = ckpt, grid, ids, prompts, batch
-        self.device = input_device(ckpt.decoder)
+        self.ckpt, self.grid, self.ids, self.prompts, self.tasks = ckpt, grid, ids, prompts, tasks
+        self.layers = {}
+        self.batch, self.device = batch, input_device(ckpt.decoder)
         self.progress, self.done, self.total = progress, 0, 0
+        base = (len(grid.settings), len(grid.all_lengths))
+        cells = (*base, len(grid.keys), len(grid.depths), grid.samples)
+        self.nll = np.full((*base, len(ids)), np.nan)
+        self.by_position = np.full((*base, len(ids), len(grid.edges) - 1), np.nan)
+        self.exact, self.right, self.logprob = (np.full(cells, np.nan) for _ in range(3))
+        self._found: dict[tuple, np.ndarray] = {}
 
-    def __call__(self, plans: list[list[Part]], store: Store, first: int = 0) -> None:
-        """Run all plans, `first` first, the longest texts of each first: the time left is not underestimated."""
-        asked = sum(length * len(self.grid.depths) * self.grid.samples for length, _ in self.prompts)
-        read = sum(group[0] for parts in plans for part in parts for group in part.reads)
-        self.total = len(self.ids) * read + len(plans) * asked
+    def column(self, length: int) -> int:
+        return self.grid.all_lengths.index(length)
+
+    def measured(self) -> np.ndarray:
+        """Settings of which something is there."""
+        return np.isfinite(self.nll).any(axis=(1, 2)) | np.isfinite(self.exact).any(axis=(1, 2, 3, 4))
+
+    def _size(self, task: Task) -> int:
+        """Tokens that a task reads."""
+        asked = len(self.grid.depths) * self.grid.samples
+        return task.lengths[0] * (asked if task.keys else len(self.ids))
+
+    # -- one task is one batch
+
+    def begin(self, start: int, stop: int) -> None:
+        self._found = {}
+        if not self.done:  # the clock starts; what an earlier run has read does not count
+            self.total = sum(self._size(task) for task in self.tasks[start:])
+            self._tell()
+
+    def passes(self, decoder, ids: torch.Tensor) -> Iterator[bool]:
+        """`ids` is the number of the task."""
+        task = self.tasks[int(ids)]
+        with unchanged(self.ckpt.model), _changed(self.ckpt, task.part.override, task.part.longest):
+            if task.keys:
+                self._found["answers",] = self._answers(self.prompts[task.lengths[0], task.keys])
+            else:
+                self._found["lost",] = self._segments(task.lengths[0])
+        yield True
+
+    def blocks(self) -> Blocks:
+        return self._found
+
+    def merge(self, blocks: Blocks, start: int, stop: int) -> None:
+        task = self.tasks[start]
+        for length in task.lengths:
+            place = task.row, self.column(length)
+            if task.keys:
+                place = *place, self.grid.keys.index(task.keys)
+                self.exact[place], self.right[place], self.logprob[place] = blocks["answers",]
+                continue
+            lost = blocks["lost",][:, : length - 1]
+            edges = self.grid.edges[self.grid.edges <= length]
+            sums = np.add.reduceat(lost, edges[:-1] - 1, axis=1)
+            self.by_position[place][:, : len(edges) - 1] = sums / np.diff(edges)
+            self.nll[place] = lost.mean(axis=1)
         self._tell()
-        for row in sorted(range(len(plans)), key=lambda row: row != first):
-            for part in plans[row]:
-                with _changed(self.ckpt, part.override, part.longest):
-                    for group in part.reads:
-                        lost = self._segments(group[0])
-                        for length in group:
-                            store.add_nll(row, length, lost[:, : length - 1])
-                        self._tell()
-                    for (length, keys), prompts in self.prompts.items():
-                        if length in part.geometries:
-                            store.add_answers(row, length, keys, self._answers(prompts))
-                            self._tell()
+
+    # -- while the model runs
 
     def _blocks(self, count: int, length: int):
         """Slices of a batch, each counted once it is read (and the last one told of once its numbers are kept)."""

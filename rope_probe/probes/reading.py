@@ -38,12 +38,15 @@ class Observer:
         The attributes that `merge` changes.
     one_pass : bool
         Is one forward pass enough, so that layers can be streamed?
+    unit : str
+        What is counted; segments, unless something else is read one by one.
     """
 
     layers: dict[int, RotaryLayer]
     hidden = False
     state: tuple[str, ...] = ()
     one_pass = True
+    unit = "segments"
 
     def begin(self, start: int, stop: int) -> None:
         """Segments `start` to `stop` − 1 come next; forget what a batch that was not finished has left."""
@@ -88,8 +91,8 @@ class Reading:
         Is there anything that was measured?  An error before that goes through.
     """
 
-    def __init__(self, count: int, done: int = 0):
-        self.count, self.done, self.merged = count, done, done > 0
+    def __init__(self, count: int, done: int = 0, unit: str = "segments"):
+        self.count, self.done, self.merged, self.unit = count, done, done > 0, unit
 
     def __enter__(self) -> Reading:
         return self
@@ -99,7 +102,7 @@ class Reading:
         if not self.merged or not isinstance(error, kept):
             return False
         if not isinstance(error, KeyboardInterrupt):
-            message = f"stopped after {self.done} of {self.count} segments: {error}"
+            message = f"stopped after {self.done} of {self.count} {self.unit}: {error}"
             warnings.warn(message, ProbeWarning, stacklevel=3)
         return True
 
@@ -144,7 +147,7 @@ def measure(
         keeper.over = False
     if progress:
         progress(0, len(ids) - first)
-    with Reading(len(ids), first) as reading:
+    with Reading(len(ids), first, observer.unit) as reading:
         while reading.done < reading.count:
             for _ in _round(ckpt, ids, observer, batch, reading):
                 if keeper and processes.rank() == 0:
