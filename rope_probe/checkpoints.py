@@ -14,8 +14,9 @@ import torch
 
 from . import limits, processes
 from .configs import override_rope, parse_rope
+from .cut import Cut, cut
 from .errors import ProbeError, ProbeWarning, UsageError, first_words
-from .modules import text_decoder
+from .modules import layer_list, text_decoder
 from .quiet import quiet
 from .rotary import Geometry, RotaryLayer, decoder_without_weights, read_geometry
 from .sources import Source, explain, find
@@ -54,6 +55,8 @@ class Checkpoint:
         Under a rope override: base and length of each layer before it, with which the weights were trained.
     stream : Stream or None
         What lends the layers their weights, where these stay on disk.
+    shorter : Cut or None
+        The first layers alone, where no more were asked for.
     """
 
     model: object = field(repr=False)
@@ -62,6 +65,7 @@ class Checkpoint:
     load_tokenizer: Callable[[], object | None] = field(default=lambda: None, repr=False)
     formed: dict[int, tuple[float, int]] = field(default_factory=dict, repr=False)
     stream: Stream | None = field(default=None, repr=False)
+    shorter: Cut | None = field(default=None, repr=False)
     _geometries: dict[int, Geometry] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -115,6 +119,7 @@ def open_checkpoint(
     device_map: str | None = None,
     rope: dict | str | None = None,
     stream_layers: bool | None = None,
+    layers=None,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
     """Open a checkpoint for probing.
@@ -138,6 +143,8 @@ def open_checkpoint(
         ``"type=yarn,factor=4"``; the weights stay as they are.
     stream_layers : bool, optional
         Leave the weights on disk and read one decoder layer after the other; by default where they would not fit.
+    layers : iterable of int, optional
+        The layers that are wanted: those after the last of them are neither fetched nor loaded.
     trust_remote_code : bool
         Run code that comes with the checkpoint; off by default.
 
@@ -151,9 +158,9 @@ def open_checkpoint(
         One sentence: what was wrong, the value seen, what to do.
     """
     if not isinstance(model, (str, Path)):
-        if any(option is not None for option in (revision, dtype, device, device_map, rope, stream_layers)):
+        if any(option is not None for option in (revision, dtype, device, device_map, rope, stream_layers, layers)):
             raise UsageError(
-                "revision, dtype, device, device_map, rope and stream_layers are for opening a model; "
+                "revision, dtype, device, device_map, rope, stream_layers and layers are for opening a model; "
                 "this one is open already."
             )
         return _from_object(model, tokenizer)
@@ -163,7 +170,7 @@ def open_checkpoint(
         raise UsageError("--stream-layers and --device-map both say where weights go: leave one out.")
     device = _device(device)
     override = parse_rope(rope) if isinstance(rope, str) else rope
-    formed = {}
+    formed, shorter = {}, None
     with quiet():
         source = find(str(model), revision, trust_remote_code)
         config = _config(source)
@@ -176,7 +183,12 @@ def open_checkpoint(
                 read_geometry(bare)
                 if source.folder:
                     limits.check_parameters(bare, source.name, stored_bytes(Path(source.folder)))
+                if layers:
+                    shorter = cut(source, config, max(layers), layer_list(bare))
                 del bare
+        found = source
+        if shorter:
+            source, config = shorter.source, shorter.config
         too_large = ""
         if stream_layers is None and device_map is None and not own_code:
             too_large = _too_large(source, dtype, device)
@@ -184,7 +196,7 @@ def open_checkpoint(
         folder = tempfile.TemporaryDirectory(prefix="rope-probe-") if stream_layers else None
         if folder:
             device_map = placement(config, device)
-        loaded = _load_model(source, config, dtype, device_map, folder)
+        loaded = _load_model(source, config, dtype, device_map, folder, shorter)
         stream = Stream(loaded, device, folder) if folder else None
         if own_code:
             read_geometry(text_decoder(loaded))
@@ -198,7 +210,7 @@ def open_checkpoint(
         provenance["revision"] = commit
     if override:
         provenance["rope"] = override
-    return Checkpoint(loaded.eval(), source.name, provenance, lambda: _load_tokenizer(source), formed, stream)
+    return Checkpoint(loaded.eval(), found.name, provenance, lambda: _load_tokenizer(found), formed, stream, shorter)
 
 
 def _overridden(source: Source, config, override: dict, own_code: bool):
@@ -281,10 +293,10 @@ def free_memory() -> int:
         return 0
 
 
-def _load_model(source: Source, config, dtype: str | None, device_map, offload=None):
+def _load_model(source: Source, config, dtype: str | None, device_map, offload=None, shorter: Cut | None = None):
     from transformers import AutoModelForCausalLM
 
-    if source.folder:
+    if source.folder and not shorter:  # whose files were checked before they were linked
         check_weights(Path(source.folder), **ADVICE.get(source.provenance["source"], {}))
     extra = {"device_map": device_map} if device_map else {}
     if offload:
@@ -300,6 +312,8 @@ def _load_model(source: Source, config, dtype: str | None, device_map, offload=N
             **extra,
             **source.options,
         )
+    unused = tuple(shorter.unused) if shorter else ()
+    info["missing_keys"] = {key for key in info["missing_keys"] if not key.endswith(unused)}
     refuse_incomplete(source.name, info)
     return loaded
 

@@ -75,6 +75,13 @@ def decoder_layers(decoder) -> dict[int, torch.nn.Module]:
     return layers
 
 
+def layer_list(decoder) -> str:
+    """Name of the list that holds the decoder layers; empty where there is none."""
+    names = {id(module): name for name, module in decoder.named_modules()}
+    parents = {names[id(layer)].rpartition(".")[0] for layer in decoder_layers(decoder).values()}
+    return parents.pop() if len(parents) == 1 else ""
+
+
 def _is_rotary(module) -> bool:
     names = {name for name, _ in module.named_buffers(recurse=False)}
     return any(name == "embed_positions" or name.endswith("inv_freq") for name in names)

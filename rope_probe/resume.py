@@ -14,6 +14,7 @@ import json
 import os
 import time
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -67,7 +68,7 @@ class Keeper:
             before = entry["fingerprint"].get(key)
             if before != now:
                 raise ProbeError(
-                    f"{self.path} is of a run with another {key} ({first_words(before, 60)}, now "
+                    f"{self.path} is of a run with {'other' if key.endswith('s') else 'another'} {key} ({first_words(before, 60)}, now "
                     f"{first_words(now, 60)}): give the same again, or leave out --resume to start anew."
                 )
         try:
@@ -117,6 +118,8 @@ class Keeper:
 
     def _read(self) -> dict:
         try:
+            if not zipfile.is_zipfile(self.path):
+                raise ValueError("it is not whole")
             with np.load(self.path, allow_pickle=False) as stored:
                 index = json.loads(stored["index"].tobytes())
                 if index["schema"] != SCHEMA:

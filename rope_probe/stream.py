@@ -13,8 +13,9 @@ from collections.abc import Iterator, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
+from safetensors import SafetensorError
 
-from .errors import ProbeError
+from .errors import ProbeError, first_words
 from .modules import decoder_layers, text_decoder
 from .tap import Done
 
@@ -91,7 +92,12 @@ class Stream:
         found = []
         for name, parameter in module.named_parameters():
             owner, _, short = name.rpartition(".")
-            stored = self._weights[f"{prefix}.{name}"]
+            try:
+                stored = self._weights[f"{prefix}.{name}"]
+            except (OSError, SafetensorError) as error:
+                raise ProbeError(
+                    f"{prefix}.{name} can no longer be read ({first_words(error, 100)}): were its files removed?"
+                ) from error
             value = torch.empty(stored.shape, dtype=parameter.dtype, device=self.device).copy_(stored)
             found.append((module.get_submodule(owner), short, value))
         return found

@@ -146,3 +146,30 @@ def test_chosen_by_itself_where_weights_do_not_fit(probe, monkeypatch):
 def test_an_open_model_cannot_be_streamed():
     with pytest.raises(UsageError, match="stream_layers"):
         rp.open(NAMED["Llama 3"].build(), stream_layers=True)
+
+
+def test_files_that_vanish_in_mid_run(tiny, tmp_path, run_cli, tokens):
+    """What was read before is kept, and goes on once the files are back."""
+    aside = tmp_path / "aside"
+    ckpt, ids = rp.open(tiny, stream_layers=True), np.load(tokens)
+    whole = rp.bands(rp.open(tiny), tokens=ids)
+
+    def vanish(done, total):
+        if done == 1:  # the next layer may be read ahead, the one after it is not
+            os.rename(tiny / "model.safetensors", aside)
+
+    with pytest.raises(ProbeError, match="stopped after . of 3 layers: .*can no longer be read .*; --resume goes on"):
+        with resumable("a.state"):
+            rp.bands(ckpt, tokens=ids, progress=vanish)
+    os.rename(aside, tiny / "model.safetensors")
+    with resumable("a.state", resume=True):
+        identical(rp.bands(rp.open(tiny, stream_layers=True), tokens=ids), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("demo", ["demo:smollm2", "demo:gemma3"])
+def test_demos_are_identical(demo):
+    whole, streamed = rp.open(demo), rp.open(demo, stream_layers=True)
+    for measure in (rp.bands, rp.spectrum, rp.similarity, rp.heads):
+        options = {"segments": 3, "length": 128, "batch": 2}
+        identical(measure(streamed, **options), measure(whole, **options))

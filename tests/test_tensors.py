@@ -152,7 +152,7 @@ def hub(tmp_path):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Own)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def run(*arguments):
+    def run(*arguments, command="scan"):
         environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         environment |= {
             "HF_ENDPOINT": run.endpoint,
@@ -160,8 +160,8 @@ def hub(tmp_path):
             "OMP_NUM_THREADS": "1",
             "NO_PROXY": "127.0.0.1",
         }
-        command = [sys.executable, "-m", "rope_probe", "scan", "owner/tiny", *map(str, arguments)]
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        line = [sys.executable, "-m", "rope_probe", command, "owner/tiny", *map(str, arguments)]
+        return subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     run.endpoint = f"http://127.0.0.1:{server.server_port}"
     yield Own, folder, run

@@ -55,6 +55,7 @@ def bands(
         device=device,
         device_map=device_map,
         stream_layers=stream_layers,
+        layers=chosen,
         rope=rope,
         trust_remote_code=trust_remote_code,
     )

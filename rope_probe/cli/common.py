@@ -192,7 +192,14 @@ def output_path(
 
 
 def carry_out(
-    measure, ckpt, path: Path, drawing: Path | None, json: bool, resume: bool, clock: Progress | None = None, **options
+    measure,
+    ckpt,
+    path: Path,
+    drawing: Path | None,
+    json: bool,
+    resume: bool,
+    clock: Progress | None = None,
+    **options: Any,
 ) -> None:
     """Measure, store, show, draw.  What is measured is kept beside the result until that is whole.
 

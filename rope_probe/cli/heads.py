@@ -1,7 +1,7 @@
 """rope-probe heads: what each head attends to, and whose band it is."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,7 +60,7 @@ def heads(
     from ..probes.heads import check_thresholds
     from ..probes.heads import heads as measure
 
-    thresholds = {"positional": positional, "induction": induction, "sink": sink}
+    thresholds: dict[str, Any] = {"positional": positional, "induction": induction, "sink": sink}
     check_thresholds(thresholds)
     ckpt = common.open_model(
         model,
@@ -69,6 +69,7 @@ def heads(
         device=device,
         device_map=device_map,
         stream_layers=stream_layers,
+        layers=chosen,
         rope=rope,
         trust_remote_code=trust_remote_code,
     )

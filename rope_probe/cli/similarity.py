@@ -65,6 +65,7 @@ def similarity(
         device=device,
         device_map=device_map,
         stream_layers=stream_layers,
+        layers=chosen,
         trust_remote_code=trust_remote_code,
     )
     common.carry_out(

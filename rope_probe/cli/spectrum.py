@@ -75,6 +75,7 @@ def spectrum(
         device=device,
         device_map=device_map,
         stream_layers=stream_layers,
+        layers=None if pairs else chosen,  # the single-tone experiment chooses its own
         rope=rope,
         trust_remote_code=trust_remote_code,
     )

@@ -1,6 +1,6 @@
 """rope-probe truncate: which pairs' rotation does a checkpoint need?"""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,7 +71,7 @@ def truncate(
     from . import common
 
     cut_layers = common.parse_layers(layers)
-    wanted = {
+    wanted: dict[str, Any] = {
         "keep": _numbers(keep, "--keep"),
         "floor": _numbers(floor, "--floor"),
         "knockout": _words(knockout),

@@ -198,8 +198,8 @@ class Answers(Observer):
         for length in task.lengths:
             place = task.row, self.column(length)
             if task.keys:
-                place = *place, self.grid.keys.index(task.keys)
-                self.exact[place], self.right[place], self.logprob[place] = blocks["answers",]
+                cell = *place, self.grid.keys.index(task.keys)
+                self.exact[cell], self.right[cell], self.logprob[cell] = blocks["answers",]
                 continue
             lost = blocks["lost",][:, : length - 1]
             edges = self.grid.edges[self.grid.edges <= length]

@@ -76,13 +76,14 @@ def measure_layers(ckpt: Checkpoint, analysis: str, ids: np.ndarray, observer, b
                 stream.layer_major(batches, last, around, after, before),
             ):
                 tap.run(torch.tensor(ids, dtype=torch.long, device=device))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ProbeError, MemoryError, torch.OutOfMemoryError) as error:
             if not keeper or not seen:
                 raise
             keeper.write()
+            why = "" if isinstance(error, KeyboardInterrupt) else f": {str(error).rstrip('.') or 'out of memory'}"
             raise ProbeError(
-                f"stopped after {seen} of {len(layers)} layers; --resume goes on from there ({keeper.path})."
-            ) from None
+                f"stopped after {seen} of {len(layers)} layers{why}; --resume goes on from there ({keeper.path})."
+            ) from error
     if keeper:
         keeper.over = keeper.whole = True
     return len(ids)

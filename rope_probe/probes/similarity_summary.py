@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # figures need these numbers, not what reads files
     import xarray as xr
 
 
-
 def controlled(ds: xr.Dataset) -> np.ndarray:
     """Mean over distances of `rho_at_distance`, shape (layer, head); NaN where there is none."""
     return mean_and_error(ds["rho_at_distance"].values, axis=2)[0]
