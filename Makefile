@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CACHE  := $(or $(ROPE_PROBE_CACHE),$(HOME)/.cache/rope-probe)
 SMOLLM2 := $(CACHE)/demo/smollm2/source.json
+# tiny models are slower on several threads: one for each of two workers, and the tests of a file together
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 GEMMA3  := $(CACHE)/demo/gemma3/source.json
 
 .PHONY: demo test test-slow lint bench clean
@@ -16,10 +18,10 @@ demo: $(SMOLLM2)
 	$(BIN)/rope-probe bands demo:gemma3 -o figures/data/bands-gemma3.nc --figure figures/gemma3-bands.png
 
 test: $(SMOLLM2) lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(SMOLLM2) $(GEMMA3)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
