@@ -84,7 +84,7 @@ class Full(io.FileIO):
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(file, measured, monkeypatch):
     before = file.read_bytes()
-    monkeypatch.setattr(os, "fdopen", Full)
+    monkeypatch.setattr(results, "open", Full, raising=False)
     assert refusal(rp.save, measured * 2, file) == (
         f"cannot write {file}: No space left on device; free space or give another name."
     )
