@@ -271,8 +271,7 @@ def _config(source: Source):
 
 def _too_large(source: Source, dtype: str | None, device: str) -> str:
     """What to say where the weights do not fit into the memory that is free; empty where they do."""
-    files = list(Path(source.folder).glob("*.safetensors")) if source.folder else []
-    size = sum(file.stat().st_size for file in files)
+    size = stored_bytes(Path(source.folder)) if source.folder else 0
     free = torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else free_memory()
     if dtype == "float32":
         size *= 2  # most are stored in 16 bits

@@ -79,9 +79,14 @@ class Keeper:
 
     def keep(self, name: str, observer, fingerprint: dict, done: int, *, now: bool = False) -> None:
         """Write the state, if it is time to."""
-        if now or time.monotonic() - self._last >= self.every:
+        if now or self.due:
             self.note(name, observer, fingerprint, done)
             self.write()
+
+    @property
+    def due(self) -> bool:
+        """Is the last state old enough for another?"""
+        return time.monotonic() - self._last >= self.every
 
     def note(self, name: str, observer, fingerprint: dict, done: int) -> None:
         """Copy the state, for `write`."""
@@ -89,10 +94,8 @@ class Keeper:
         state = _state(observer, arrays)
         self.sections[name] = ({"fingerprint": fingerprint, "done": done, "state": state}, arrays)
 
-    def write(self, *, now: bool = True) -> None:
+    def write(self) -> None:
         """Write what was noted; a disk that is full does not end the run."""
-        if not now and time.monotonic() - self._last < self.every:
-            return
         try:
             self._write()
         except OSError as error:

@@ -1,6 +1,6 @@
 """rope-probe bands: where a checkpoint's frequency band sits."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,7 +47,9 @@ def bands(
     formed = common.parse_numbers(formation, "--formation", ("base", "length"))
     drawing = common.figure_path(figure)
     path = common.output_path(output, "bands", model, drawing, resume)
-    common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
+    source: dict[str, Any] = {"text": text, "dataset": dataset, "tokens": tokens, "segments": segments}
+    source |= {"length": length, "batch": batch}
+    common.check_sources(**source)
     ckpt = common.open_model(
         model,
         revision=revision,
@@ -68,12 +70,7 @@ def bands(
         drawing,
         json,
         resume,
-        text=text,
-        dataset=dataset,
-        tokens=tokens,
-        segments=segments,
-        length=length,
-        batch=batch,
+        **source,
         layers=chosen,
         control=control,
         formation=formed,

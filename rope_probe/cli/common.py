@@ -53,6 +53,23 @@ def parse_numbers(text: str | None, option: str, known: tuple[str, ...]) -> dict
     return found
 
 
+def parse_words(text: str | None) -> list[str] | None:
+    """`none,yarn` -> ['none', 'yarn']."""
+    return None if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def parse_floats(text: str | None, option: str) -> list[float] | None:
+    """`1,0.8,0.5` -> [1.0, 0.8, 0.5]."""
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers: write it like 1,0.8,0.5.", param_hint=option
+        ) from None
+
+
 def open_model(model: str, **options):
     """Open a checkpoint, with a line on standard error while a person waits."""
     with _status(f"opening {model}"):

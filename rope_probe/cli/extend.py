@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from . import common
 from . import options as opt
 
 
@@ -76,21 +77,21 @@ def extend(
 
     Example:  rope-probe extend demo:smollm2 --base 1e4,match --scaling none,yarn --lengths 512,1024
     """
-    from . import common
-
     wanted: dict[str, Any] = {
         "lengths": _whole(lengths, "--lengths"),
         "base": _bases(base),
-        "scaling": None if scaling is None else _words(scaling),
-        "factor": _numbers(factor, "--factor"),
+        "scaling": common.parse_words(scaling),
+        "factor": common.parse_floats(factor, "--factor"),
         "passkey_lengths": _whole(passkey_lengths, "--passkey-lengths"),
-        "depths": _numbers(depths, "--depths"),
+        "depths": common.parse_floats(depths, "--depths"),
         "samples": samples,
         "keys": _whole(keys, "--keys"),
     }
     drawing = common.figure_path(figure)
     path = common.output_path(output, "extend", model, drawing, resume)
-    common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, batch=batch)
+    source: dict[str, Any] = {"text": text, "dataset": dataset, "tokens": tokens, "segments": segments}
+    source |= {"batch": batch}
+    common.check_sources(**source)
     from ..probes.extend import extend as measure
     from ..probes.extend_grid import make_grid
 
@@ -112,40 +113,23 @@ def extend(
         json,
         resume,
         common.Progress(1, noun="tokens"),
-        text=text,
-        dataset=dataset,
-        tokens=tokens,
-        segments=segments,
-        batch=batch,
+        **source,
         **wanted,
         seed=seed,
     )
 
 
-def _words(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
-
-
 def _bases(text: str | None) -> list | None:
     """`1e4,match` -> [10000.0, 'match']."""
-    return (
-        None
-        if text is None
-        else [part if part in ("own", "match") else _number(part, "--base") for part in _words(text)]
-    )
+    words = common.parse_words(text)
+    return None if words is None else [word if word in ("own", "match") else _base(word) for word in words]
 
 
-def _numbers(text: str | None, option: str) -> list[float] | None:
-    """`0,0.5,1` -> [0.0, 0.5, 1.0]."""
-    return None if text is None else [_number(part, option) for part in _words(text)]
-
-
-def _number(part: str, option: str) -> float:
+def _base(word: str) -> float:
     try:
-        return float(part)
+        return float(word)
     except ValueError:
-        other = ", own or match" if option == "--base" else ""
-        raise typer.BadParameter(f"{part!r} is not a number{other}.", param_hint=option) from None
+        raise typer.BadParameter(f"{word!r} is not a number, own or match.", param_hint="--base") from None
 
 
 def _whole(text: str | None, option: str) -> list[int] | None:
@@ -153,7 +137,7 @@ def _whole(text: str | None, option: str) -> list[int] | None:
     if text is None:
         return None
     try:
-        return [int(part) for part in _words(text)]
+        return [int(part) for part in text.split(",")]
     except ValueError:
         raise typer.BadParameter(
             f"{text!r} is not a list of whole numbers: write it like 1024,8192.", param_hint=option

@@ -56,7 +56,9 @@ def heads(
     formed = common.parse_numbers(formation, "--formation", ("base", "length"))
     drawing = common.figure_path(figure)
     path = common.output_path(output, "heads", model, drawing, resume)
-    common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
+    source: dict[str, Any] = {"text": text, "dataset": dataset, "tokens": tokens, "segments": segments}
+    source |= {"length": length, "batch": batch}
+    common.check_sources(**source)
     from ..probes.heads import check_thresholds
     from ..probes.heads import heads as measure
 
@@ -80,12 +82,7 @@ def heads(
         drawing,
         json,
         resume,
-        text=text,
-        dataset=dataset,
-        tokens=tokens,
-        segments=segments,
-        length=length,
-        batch=batch,
+        **source,
         layers=chosen,
         attention_map=place,
         formation=formed,

@@ -1,6 +1,6 @@
 """rope-probe similarity: do similar tokens get more attention?"""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,7 +53,9 @@ def similarity(
     fixed = common.parse_layers(distances, "--distances", "distances")
     drawing = common.figure_path(figure)
     path = common.output_path(output, "similarity", model, drawing, resume)
-    common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
+    source: dict[str, Any] = {"text": text, "dataset": dataset, "tokens": tokens, "segments": segments}
+    source |= {"length": length, "batch": batch}
+    common.check_sources(**source)
     from ..probes.similarity import check_options
     from ..probes.similarity import similarity as measure
 
@@ -75,12 +77,7 @@ def similarity(
         drawing,
         json,
         resume,
-        text=text,
-        dataset=dataset,
-        tokens=tokens,
-        segments=segments,
-        length=length,
-        batch=batch,
+        **source,
         layers=chosen,
         heads=chosen_heads,
         queries=rows,

@@ -1,6 +1,6 @@
 """rope-probe spectrum: is each rotary pair still the one tone that RoPE made it?"""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -63,7 +63,9 @@ def spectrum(
     parts = [part.strip() for part in ablate.split(",")] if ablate else []
     drawing = common.figure_path(figure)
     path = common.output_path(output, "spectrum", model, drawing, resume)
-    common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
+    source: dict[str, Any] = {"text": text, "dataset": dataset, "tokens": tokens, "segments": segments}
+    source |= {"length": length, "batch": batch}
+    common.check_sources(**source)
     from ..probes.spectrum import check_options
     from ..probes.spectrum import spectrum as measure
 
@@ -86,12 +88,7 @@ def spectrum(
         drawing,
         json,
         resume,
-        text=text,
-        dataset=dataset,
-        tokens=tokens,
-        segments=segments,
-        length=length,
-        batch=batch,
+        **source,
         layers=chosen,
         distances=distances,
         window=window,

@@ -72,14 +72,16 @@ def truncate(
 
     cut_layers = common.parse_layers(layers)
     wanted: dict[str, Any] = {
-        "keep": _numbers(keep, "--keep"),
-        "floor": _numbers(floor, "--floor"),
-        "knockout": _words(knockout),
+        "keep": common.parse_floats(keep, "--keep"),
+        "floor": common.parse_floats(floor, "--floor"),
+        "knockout": common.parse_words(knockout),
         "pairs": common.parse_layers(pairs, "--pairs", "pairs"),
     }
     drawing = common.figure_path(figure)
     path = common.output_path(output, "truncate", model, drawing, resume)
-    common.check_sources(text=text, dataset=dataset, tokens=tokens, segments=segments, length=length, batch=batch)
+    source: dict[str, Any] = {"text": text, "dataset": dataset, "tokens": tokens, "segments": segments}
+    source |= {"length": length, "batch": batch}
+    common.check_sources(**source)
     from ..probes.truncate import check_options
     from ..probes.truncate import truncate as measure
     from ..results import load
@@ -102,31 +104,10 @@ def truncate(
         drawing,
         json,
         resume,
-        text=text,
-        dataset=dataset,
-        tokens=tokens,
-        segments=segments,
-        length=length,
-        batch=batch,
+        **source,
         **wanted,
         reverse=reverse,
         layers=cut_layers,
-        layer_type=_words(layer_type),
+        layer_type=common.parse_words(layer_type),
         bands=compared,
     )
-
-
-def _words(text: str | None) -> list[str] | None:
-    return None if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _numbers(text: str | None, option: str) -> list[float] | None:
-    """`1,0.8,0.5` -> [1.0, 0.8, 0.5]."""
-    if text is None:
-        return None
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a list of numbers: write it like 1,0.8,0.5.", param_hint=option
-        ) from None

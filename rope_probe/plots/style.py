@@ -6,9 +6,8 @@ Figures are drawn from results alone. matplotlib is imported when something is d
 from __future__ import annotations
 
 import contextlib
+import io
 import math
-import os
-import tempfile
 import textwrap
 from dataclasses import dataclass
 from itertools import cycle
@@ -357,29 +356,19 @@ def save_figure(axes, path) -> Path:
     """
     import matplotlib
 
+    from ..results import replace_file
+
     path = Path(path)
     ending = path.suffix.lower()
     if ending not in FORMATS:
         raise ProbeError(f"cannot draw into {path}: the name of a figure ends in {', '.join(FORMATS)}.")
     figure = np.ravel(np.array(axes, dtype=object))[0].figure.figure  # the whole of it, from axes in a part as well
     dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    scratch = ""
+    whole = io.BytesIO()
     try:
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".part")
-        os.close(handle)
         with matplotlib.rc_context(_SAVING):
-            figure.savefig(scratch, format=ending[1:], dpi=200, metadata=dates.get(ending))
-        os.chmod(scratch, 0o666 & ~_umask())
-        os.replace(scratch, path)
+            figure.savefig(whole, format=ending[1:], dpi=200, metadata=dates.get(ending))
+        replace_file(path, whole.getbuffer())
     except OSError as error:
         raise ProbeError(f"cannot write {path}: {error.strerror or error}.") from None
-    finally:
-        if scratch and os.path.exists(scratch):
-            os.unlink(scratch)
     return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

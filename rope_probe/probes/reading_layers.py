@@ -63,7 +63,8 @@ def measure_layers(ckpt: Checkpoint, analysis: str, ids: np.ndarray, observer, b
         if keeper:
             passed.keep(hidden)
             keeper.note(f"{analysis}, streamed", passed, mark, seen)
-            keeper.write(now=False)
+            if keeper.due:
+                keeper.write()
         if progress:
             progress(seen - first, len(layers) - first)
 
