@@ -9,10 +9,9 @@ attention no mask and some models silently stop being causal.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -206,27 +205,3 @@ def input_device(decoder) -> torch.device:
     embedding = decoder.get_input_embeddings()
     placed = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
     return embedding.weight.device if placed is None else torch.device(placed)
-
-
-def read(tap: Tap, tokens: np.ndarray, batch: int) -> Iterator[tuple[int, int]]:
-    """Read segments through an open tap, batch by batch.
-
-    Parameters
-    ----------
-    tap : Tap
-        An entered tap.
-    tokens : ndarray of int, shape (segments, length)
-    batch : int
-        Segments per forward pass.
-
-    Yields
-    ------
-    (start, stop)
-        The segments that were just read.
-    """
-    device = input_device(tap.decoder)
-    for start in range(0, len(tokens), batch):
-        # a copy, since a token file is mapped read-only
-        block = torch.tensor(tokens[start : start + batch], dtype=torch.long, device=device)
-        tap.run(block)
-        yield start, start + len(block)
