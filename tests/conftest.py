@@ -94,6 +94,23 @@ def edit_weights(folder, change):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+# options that make a run of each analysis go through all of its parts
+COMMANDS = {
+    "bands": ("--control",),
+    "spectrum": ("--weights", "--inject", "2"),
+    "similarity": ("--queries", "8"),
+    "heads": ("--map", "1.2"),
+    "extend": ("--base", "own,1e4", "--lengths", "16,48", "--samples", "0"),
+    "truncate": ("--keep", "0.75,0.5,0", "--knockout", "unrotate", "--pairs", "1,2"),
+}
+
+
+def command_of(analysis, folder, tokens, output) -> list[str]:
+    """Words of a command that reads one segment after the other."""
+    source = ("--tokens", tokens, "--batch", "1", "-o", output)
+    return [str(part) for part in (analysis, folder, *source, *COMMANDS[analysis])]
+
+
 @dataclass(frozen=True)
 class Run:
     """What a command left behind."""

@@ -8,23 +8,9 @@ import textwrap
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import VOCABULARY
+from conftest import COMMANDS, VOCABULARY, command_of
 
 import rope_probe as rp
-
-ANALYSES = {
-    "bands": ("--control",),
-    "spectrum": ("--weights", "--inject", "2"),
-    "similarity": ("--queries", "8"),
-    "heads": ("--map", "1.2"),
-    "extend": ("--base", "own,1e4", "--lengths", "16,48", "--samples", "0"),
-    "truncate": ("--keep", "0.75,0.5", "--knockout", "unrotate", "--pairs", "1,2"),
-}
-
-
-def argv(analysis, folder, tokens, output, *more):
-    source = ("--tokens", tokens, "--batch", "1", "-o", output)
-    return [str(part) for part in (analysis, folder, *source, *ANALYSES[analysis], *more)]
 
 
 def together(code, folder, count=2):
@@ -67,7 +53,7 @@ def odd_tokens(tmp_path):
 
 @pytest.mark.usefixtures("one_thread")
 def test_two_processes_equal_one(tiny_folder, odd_tokens, tmp_path, run_cli):
-    commands = [argv(name, tiny_folder, odd_tokens, f"{name}.nc") for name in ANALYSES]
+    commands = [command_of(name, tiny_folder, odd_tokens, f"{name}.nc") for name in COMMANDS]
     commands.append(["trajectory", str(tiny_folder), "--tokens", str(odd_tokens), "-o", "trajectory.nc"])
     done = together(f"sys.exit(max(run(argv) for argv in {commands!r}))", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -90,7 +76,7 @@ def test_two_processes_equal_one(tiny_folder, odd_tokens, tmp_path, run_cli):
 @pytest.mark.usefixtures("one_thread")
 def test_a_failure_in_one_process_is_said_once_and_keeps_the_rest(tiny_folder, odd_tokens, tmp_path):
     """Process 1 fails in the second round (segment 3): 0 to 2 are kept."""
-    command = argv("bands", tiny_folder, odd_tokens, "a.nc")
+    command = command_of("bands", tiny_folder, odd_tokens, "a.nc")
     code = f"""
     from rope_probe.errors import ProbeError
     from rope_probe.probes.bands import BandsObserver
@@ -122,7 +108,7 @@ def test_a_failure_in_one_process_is_said_once_and_keeps_the_rest(tiny_folder, o
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_dead_process_leaves_what_was_measured(tiny_folder, odd_tokens, tmp_path):
-    command = argv("bands", tiny_folder, odd_tokens, "a.nc")
+    command = command_of("bands", tiny_folder, odd_tokens, "a.nc")
     code = f"""
     from rope_probe.probes.bands import BandsObserver
     real = BandsObserver.blocks

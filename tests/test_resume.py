@@ -8,22 +8,13 @@ import time
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import VOCABULARY, edit_weights
+from conftest import COMMANDS, VOCABULARY, command_of, edit_weights
 
 import rope_probe as rp
 from rope_probe import cli
 from rope_probe.cli import common
 from rope_probe.errors import ProbeError, ProbeWarning
 from rope_probe.resume import Keeper, resumable
-
-COMMANDS = {
-    "bands": ("--control",),
-    "spectrum": ("--weights", "--inject", "2"),
-    "similarity": ("--queries", "8"),
-    "heads": ("--map", "1.2"),
-    "extend": ("--base", "own,1e4", "--lengths", "16,48", "--samples", "0"),
-    "truncate": ("--keep", "0.75,0.5,0", "--knockout", "unrotate", "--pairs", "1,2"),
-}
 
 
 @pytest.fixture
@@ -34,8 +25,7 @@ def long_tokens(tmp_path):
 
 
 def arguments(analysis, folder, tokens, output):
-    source = ("--tokens", tokens, "--batch", "1", "-o", output)
-    return [str(part) for part in ("rope-probe", analysis, folder, *source, *COMMANDS[analysis])]
+    return ["rope-probe", *command_of(analysis, folder, tokens, output)]
 
 
 def same(path, whole):
