@@ -205,3 +205,57 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+# results that `compare` is tested on, by analysis
+COMPARED = {
+    "bands": {},
+    "spectrum": {},
+    "similarity": {},
+    "heads": {},
+    "extend": {"base": ["own", 500.0], "lengths": [32, 64], "samples": 0},
+    "truncate": {"keep": [1, 0.75, 0.5, 0], "knockout": ["remove"]},
+}
+
+
+def compared_ids(seed=0, segments=4, length=64, top=97):
+    return np.random.default_rng(seed).integers(2, top, (segments, length))
+
+
+def lines_of(ax):
+    """label -> line, of the curves that have one."""
+    found = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
+    return found | {bars.get_label(): bars.lines[0] for bars in ax.containers if hasattr(bars, "lines")}
+
+
+@pytest.fixture(scope="session")
+def compared_models(tmp_path_factory):
+    """Two Llamas of other weights, and a Gemma 3 with two kinds of layers."""
+    from families import NAMED
+    from transformers import LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("compared_models")
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(tiny_config()).save_pretrained(folder / name)
+    NAMED["Gemma 3 text"].build().save_pretrained(folder / "gemma")
+    word_tokenizer().save_pretrained(folder / "gemma")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compared(compared_models):
+    """analysis -> results of the three models on the same ids."""
+    import rope_probe as rp
+
+    found = {}
+    for analysis, options in COMPARED.items():
+        run = getattr(rp, analysis)
+        found[analysis] = [
+            run(rp.open(compared_models / name), tokens=compared_ids(), **options) for name in ("one", "two", "gemma")
+        ]
+    found["trajectory"] = [
+        rp.trajectory([compared_models / a, compared_models / b], tokens=compared_ids())
+        for a, b in (("one", "two"), ("two", "one"))
+    ]
+    return found

@@ -1,4 +1,4 @@
-"""compare of every analysis: its numbers against the files, errors, models with several kinds of layers, figures."""
+"""compare of every analysis: its numbers against the files, errors, compared_models with several kinds of layers, figures."""
 
 import json
 
@@ -6,31 +6,19 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from conftest import tiny_config, word_tokenizer
-from families import NAMED
+from conftest import COMPARED, compared_ids, lines_of
 
 import rope_probe as rp
 from rope_probe.cli.tables.compare import as_dict, render
 from rope_probe.cli.tables.compare import measured as measured_words
 from rope_probe.errors import ProbeError, ProbeWarning, UsageError
 from rope_probe.plots import compare as plot
-from rope_probe.plots import compare_curves as curves
-from rope_probe.plots.compare_heads import by_distance
 from rope_probe.probes.compare import ANALYSES
 from rope_probe.probes.heads_summary import ROLES, members
 from rope_probe.results import save
 
 matplotlib.use("agg")
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-RUNS = {
-    "bands": {},
-    "spectrum": {},
-    "similarity": {},
-    "heads": {},
-    "extend": {"base": ["own", 500.0], "lengths": [32, 64], "samples": 0},
-    "truncate": {"keep": [1, 0.75, 0.5, 0], "knockout": ["remove"]},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -39,41 +27,9 @@ def _close_figures():
     plt.close("all")
 
 
-def ids(seed=0, segments=4, length=64, top=97):
-    return np.random.default_rng(seed).integers(2, top, (segments, length))
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Two Llamas of other weights, and a Gemma 3 with two kinds of layers."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("models")
-    for seed, name in enumerate(("one", "two")):
-        torch.manual_seed(seed)
-        LlamaForCausalLM(tiny_config()).save_pretrained(folder / name)
-    NAMED["Gemma 3 text"].build().save_pretrained(folder / "gemma")
-    word_tokenizer().save_pretrained(folder / "gemma")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def measured(models):
-    """analysis -> results of the three models on the same ids."""
-    found = {}
-    for analysis, options in RUNS.items():
-        run = getattr(rp, analysis)
-        found[analysis] = [run(rp.open(models / name), tokens=ids(), **options) for name in ("one", "two", "gemma")]
-    found["trajectory"] = [
-        rp.trajectory([models / a, models / b], tokens=ids()) for a, b in (("one", "two"), ("two", "one"))
-    ]
-    return found
-
-
 @pytest.fixture
-def pair(measured):
-    return lambda analysis: measured[analysis][:2]
+def pair(compared):
+    return lambda analysis: compared[analysis][:2]
 
 
 def at(found, row, statistic):
@@ -125,9 +81,9 @@ def test_extend(pair):
     assert row["difference"] == pytest.approx((nll[1] - nll[0]).mean())
     assert row["difference_se"] == pytest.approx(standard_error(nll[1] - nll[0]))
     (ax,) = plot(results)
-    name = next(name for name in lines(ax) if name.startswith("two, base 500"))
-    np.testing.assert_allclose(lines(ax)[name].get_xdata(), [32, 64])
-    np.testing.assert_allclose(lines(ax)[name].get_ydata()[1], np.exp(nll[1].mean()))
+    name = next(name for name in lines_of(ax) if name.startswith("two, base 500"))
+    np.testing.assert_allclose(lines_of(ax)[name].get_xdata(), [32, 64])
+    np.testing.assert_allclose(lines_of(ax)[name].get_ydata()[1], np.exp(nll[1].mean()))
     with pytest.raises(UsageError, match="extend is compared by length"):
         plot(results, axis="index")
     other = results[1].isel(setting=[1])
@@ -152,14 +108,14 @@ def test_retrieval(pair):
     assert row["difference_se"] == pytest.approx(np.hypot(*map(standard_error, samples)))
     axes = plot(results)
     assert [ax.get_title(loc="left") for ax in axes] == ["perplexity", "key found"]
-    line = next(line for name, line in lines(axes[1]).items() if name.startswith("two, base 500"))
+    line = next(line for name, line in lines_of(axes[1]).items() if name.startswith("two, base 500"))
     np.testing.assert_allclose(line.get_ydata(), results[1]["exact_match"].values[1, :, 0].mean((1, 2)))
 
 
-def test_other_texts_are_independent(models, measured):
-    other = rp.truncate(rp.open(models / "two"), tokens=ids(5), **RUNS["truncate"])
+def test_other_texts_are_independent(compared_models, compared):
+    other = rp.truncate(rp.open(compared_models / "two"), tokens=compared_ids(5), **COMPARED["truncate"])
     with pytest.warns(ProbeWarning, match="different token ids"):
-        found = rp.compare([measured["truncate"][0], other])
+        found = rp.compare([compared["truncate"][0], other])
     row, first = at(found, 1, "ratio, keep 0.5"), at(found, 0, "ratio, keep 0.5")
     assert not row["paired"] and row["difference_se"] == pytest.approx(np.hypot(first["value_se"], row["value_se"]))
 
@@ -195,16 +151,16 @@ def test_spectrum(pair):
     assert at(found, 1, "share below 0.98")["value"] == pytest.approx((known < 0.98).mean())
 
 
-def test_trajectory(measured):
+def test_trajectory(compared):
     with pytest.warns(ProbeWarning, match="checkpoints: one, two .up.; two, one .down."):
-        found = rp.compare(measured["trajectory"], names=["up", "down"])
-    bands = [rp.summary(ds) for ds in measured["bands"][:2]]
+        found = rp.compare(compared["trajectory"], names=["up", "down"])
+    bands = [rp.summary(ds) for ds in compared["bands"][:2]]
     assert at(found, 0, "i_band, usage, first checkpoint")["value"] == pytest.approx(bands[0]["i_band_usage"])
     assert at(found, 0, "i_band, usage, last checkpoint")["value"] == pytest.approx(bands[1]["i_band_usage"])
     moved = [at(found, row, "i_band, keys, last − first") for row in (0, 1)]
     change = bands[1]["i_band"] - bands[0]["i_band"]
     assert (moved[0]["value"], moved[1]["value"]) == (pytest.approx(change), pytest.approx(-change))
-    segments = [ds["dominant_segment"].mean("layer").values for ds in measured["bands"][:2]]
+    segments = [ds["dominant_segment"].mean("layer").values for ds in compared["bands"][:2]]
     assert moved[0]["value_se"] == pytest.approx(standard_error(segments[1] - segments[0]))
     assert moved[1]["difference_se"] == pytest.approx(2 * moved[0]["value_se"])
 
@@ -212,8 +168,8 @@ def test_trajectory(measured):
 # --- several kinds of layers, several ladders ----------------------------------------------------------------------------
 
 
-def test_kinds_are_compared_with_their_kind(measured):
-    one, _, gemma = measured["bands"]
+def test_kinds_are_compared_with_their_kind(compared):
+    one, _, gemma = compared["bands"]
     found = rp.compare([one, gemma])
     assert found["kind"].values.tolist() == ["full attention", "all layers", "sliding attention", "full attention"]
     assert found["result"].values.tolist() == ["one", "gemma", "gemma, sliding layers", "gemma, full layers"]
@@ -231,8 +187,8 @@ def test_kinds_are_compared_with_their_kind(measured):
     assert (itself["difference"][3:].fillna(0) == 0).all()
 
 
-def test_indices_on_other_ladders_have_no_difference(measured):
-    one, two, gemma = measured["bands"]
+def test_indices_on_other_ladders_have_no_difference(compared):
+    one, two, gemma = compared["bands"]
     changed = gemma.isel(pair=slice(0, 6)).assign_coords(pairs=("layer", [6] * gemma.sizes["layer"]))
     found = rp.compare([one, changed])
     row = at(found, 3, "i_band, keys")
@@ -241,8 +197,8 @@ def test_indices_on_other_ladders_have_no_difference(measured):
     assert np.isfinite(at(rp.compare([one, two]), 1, "i_band, keys")["difference"])
 
 
-def test_offsets_on_the_three_axes(measured):
-    one, _, gemma = measured["bands"]
+def test_offsets_on_the_three_axes(compared):
+    one, _, gemma = compared["bands"]
     found = rp.compare([one, gemma]).isel(result=2)
     ours, theirs = rp.summary(gemma)["by_layer_type"]["sliding_attention"], rp.summary(one)
     length = rp.summary(one)["by_layer_type"]["full_attention"]["length"]
@@ -267,9 +223,9 @@ def test_offsets_on_the_three_axes(measured):
     assert ((found["overlap"] > 0) & (found["overlap"] <= 1)).all()
 
 
-def test_estimate_against_measurement(measured):
+def test_estimate_against_measurement(compared):
     """A result without values of segments, as `scan` writes it, beside the measurement."""
-    bands = measured["bands"][0]
+    bands = compared["bands"][0]
     names = [f"dominant{side}_segment" for side in ("", "_q", "_usage")]
     estimate = bands.drop_vars(names).assign_attrs(
         analysis="scan", options=json.dumps({"draws": 9}), shared_keys="[]", weight_bytes_read=1
@@ -283,7 +239,7 @@ def test_estimate_against_measurement(measured):
     assert np.isnan(row["difference_se"]) and not row["paired"]
     assert found["offset"].sel(axis="index")[1].item() == pytest.approx(row["difference"] / 8)
     with pytest.raises(ProbeError, match=r"different analyses \(scan, similarity\)"):
-        rp.compare([estimate, measured["similarity"][0]])
+        rp.compare([estimate, compared["similarity"][0]])
 
 
 def test_cut_short_is_said(pair):
@@ -305,9 +261,9 @@ def test_nothing_in_common_is_refused(pair, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:the results differ in checkpoints")
-@pytest.mark.parametrize("analysis", [*RUNS, "trajectory"])
-def test_table_and_json_of_every_analysis(capsys, measured, analysis):
-    found = rp.compare(measured[analysis], names=list("abc")[: len(measured[analysis])])
+@pytest.mark.parametrize("analysis", [*COMPARED, "trajectory"])
+def test_table_and_json_of_every_analysis(capsys, compared, analysis):
+    found = rp.compare(compared[analysis], names=list("abc")[: len(compared[analysis])])
     render(found)
     table = capsys.readouterr().out
     assert max(map(len, table.splitlines())) <= 80
@@ -324,8 +280,8 @@ def test_table_and_json_of_every_analysis(capsys, measured, analysis):
     assert bool(printed["axes"]) == (analysis in ("bands", "heads", "trajectory"))
 
 
-def test_the_command_draws_one_axis(run_cli, measured, tmp_path):
-    paths = [save(ds, tmp_path / f"{name}.nc") for ds, name in zip(measured["truncate"], "abc", strict=True)]
+def test_the_command_draws_one_axis(run_cli, compared, tmp_path):
+    paths = [save(ds, tmp_path / f"{name}.nc") for ds, name in zip(compared["truncate"], "abc", strict=True)]
     run = run_cli("compare", *paths, "--figure", "one.svg", "--axis", "relative", "--json")
     assert json.loads(run.out)["figures"] == ["one.svg"]
 
@@ -335,95 +291,11 @@ def test_similarity_has_no_pairs(pair):
         plot(pair("similarity"), axis="index")
 
 
-def test_axis_is_checked(run_cli, measured, tmp_path):
-    paths = [save(ds, tmp_path / f"{name}.nc") for ds, name in zip(measured["bands"], "abc", strict=True)]
+def test_axis_is_checked(run_cli, compared, tmp_path):
+    paths = [save(ds, tmp_path / f"{name}.nc") for ds, name in zip(compared["bands"], "abc", strict=True)]
     run_cli("compare", *paths, "--figure", "a.png", "--axis", "hertz").refused("--axis is 'hertz'", "relative", code=2)
     run_cli("compare", *paths, "--axis", "index").refused("--figure", code=2)
     with pytest.raises(UsageError, match="hertz"):
-        plot(measured["bands"], axis="hertz")
+        plot(compared["bands"], axis="hertz")
     with pytest.raises(ProbeError, match="3 panels"):
-        plot(measured["bands"], ax=plt.subplots(1, 2)[1])
-
-
-def lines(ax):
-    """label -> line, of the curves that have one."""
-    found = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
-    return found | {bars.get_label(): bars.lines[0] for bars in ax.containers if hasattr(bars, "lines")}
-
-
-def test_bands_figure_shows_the_profiles(measured):
-    one, _, gemma = measured["bands"]
-    axes = plot([one, gemma])
-    assert [ax.get_title(loc="left") for ax in axes] == ["by index / P", "by wavelength", "by wavelength / L"]
-    rows = np.flatnonzero(gemma["layer_type"].values == "sliding_attention")
-    usage = gemma["usage"].values[rows].reshape(-1, 8)
-    profile = (usage / usage.mean(1, keepdims=True)).mean(0)
-    waves = gemma["wavelength"].values[rows[0]]
-    length = gemma["formation_length"].values[rows[0]]
-    for ax, x in zip(axes, (np.arange(8) / 8, waves, waves / length), strict=True):
-        line = lines(ax)["gemma, sliding layers"]
-        np.testing.assert_allclose(line.get_xdata(), x)
-        np.testing.assert_allclose(line.get_ydata(), profile)
-        assert ax.get_xscale() == ("linear" if ax is axes[0] else "log")
-    marks = [line for line in axes[0].lines if line.get_marker() == "v"]
-    i_bands = [
-        rp.summary(one)["i_band_usage"],
-        *(kind["i_band_usage"] for kind in rp.summary(gemma)["by_layer_type"].values()),
-    ]
-    np.testing.assert_allclose([line.get_xdata()[0] for line in marks], np.array(i_bands) / 8)
-    keys = plot([one, gemma], axis="index")
-    assert [ax.get_title(loc="left").split()[0] for ax in keys] == ["queries", "keys", "usage"]
-
-
-def test_truncate_figure_shows_the_cuts(pair):
-    results = pair("truncate")
-    axes = plot(results)
-    keep = results[1]["kind"].values == "keep"
-    excess = 100 * (results[1]["ratio"].values[keep] - 1)
-    line = lines(axes[0])["two"]
-    np.testing.assert_allclose(line.get_xdata(), [0, 0.5, 0.75, 1])
-    np.testing.assert_allclose(line.get_ydata(), excess[::-1])
-    waves = results[1]["wavelength"].values[0]
-    np.testing.assert_allclose(lines(axes[1])["two"].get_xdata(), waves[[0, 4, 6]])  # keep 1 stops no pair
-    knockouts = [ds.isel(setting=np.flatnonzero(ds["kind"].values == "remove")) for ds in results]
-    line = lines(plot(knockouts, axis="index")[0])["two"]
-    added = (results[1]["nll"] - results[1]["nll_intact"]).values[~keep].mean(1)
-    np.testing.assert_allclose(line.get_ydata(), added)
-    with pytest.raises(ProbeError, match="no kind of setting in common"):
-        plot([knockouts[0], results[1].isel(setting=np.flatnonzero(keep))])
-
-
-def test_spectrum_figure(pair):
-    results = pair("spectrum")
-    axes = plot(results, axis="index")
-    line = lines(axes[1])["two"]
-    ratio = (results[1]["purity"] / results[1]["purity_tone"]).values.reshape(-1, 8)
-    resolved = results[1]["resolvable"].values[0]
-    np.testing.assert_allclose(line.get_ydata(), np.maximum(1 - np.nanmedian(ratio, axis=0)[resolved], 1e-4))
-    damage = axes[0].containers[1].lines[0]
-    np.testing.assert_allclose(damage.get_ydata(), 100 * results[1]["damage"].values)
-    np.testing.assert_allclose(damage.get_xdata(), [0, 0.5, 1])
-
-
-def test_heads_figure(pair):
-    results = pair("heads")
-    axes = plot(results)
-    heights = [patch.get_height() for patch in axes[0].containers[1]]
-    np.testing.assert_allclose(heights, [(results[1]["role"] == role).values.mean() for role in ROLES])
-    np.testing.assert_allclose(axes[2].lines[1].get_ydata(), by_distance(results[1]))
-    np.testing.assert_allclose(
-        by_distance(results[1]), results[1]["weight_by_distance"].mean(("layer", "head")), rtol=1e-5
-    )
-    spot = next(line for line in axes[3].lines if line.get_marker() == "o" and line.get_ydata()[0] == 1)
-    np.testing.assert_allclose(spot.get_xdata(), results[1]["usage"].argmax("pair").values.mean() / 8)
-
-
-def test_trajectory_figure(measured):
-    results = measured["trajectory"]
-    axes = plot(results, names=["up", "down"])
-    i_bands = [rp.summary(ds)["i_band_usage"] for ds in measured["bands"][:2]]
-    np.testing.assert_allclose(lines(axes[0])["up"].get_ydata(), np.array(i_bands) / 8)
-    kind = curves.curves(results, ["up", "down"])[0].kind
-    waves = np.exp(np.interp(i_bands, np.arange(8), np.log(kind.wavelength)))
-    np.testing.assert_allclose(lines(axes[1])["up"].get_ydata(), waves)
-    np.testing.assert_allclose(lines(axes[2])["up"].get_ydata(), waves / kind.length)
+        plot(compared["bands"], ax=plt.subplots(1, 2)[1])
