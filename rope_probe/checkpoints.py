@@ -191,7 +191,8 @@ def open_checkpoint(
             source, config = shorter.source, shorter.config
         too_large = ""
         if stream_layers is None and device_map is None and not own_code:
-            too_large = _too_large(source, dtype, device)
+            stored = shorter.stored if shorter else stored_bytes(Path(source.folder)) if source.folder else 0
+            too_large = _too_large(source.name, stored, dtype, device)
             stream_layers = bool(too_large)
         folder = tempfile.TemporaryDirectory(prefix="rope-probe-") if stream_layers else None
         if folder:
@@ -210,7 +211,7 @@ def open_checkpoint(
         provenance["revision"] = commit
     if override:
         provenance["rope"] = override
-    return Checkpoint(loaded.eval(), found.name, provenance, lambda: _load_tokenizer(found), formed, stream, shorter)
+    return Checkpoint(loaded.eval(), found.name, provenance, lambda: load_tokenizer_of(found), formed, stream, shorter)
 
 
 def _overridden(source: Source, config, override: dict, own_code: bool):
@@ -269,16 +270,15 @@ def _config(source: Source):
         return AutoConfig.from_pretrained(source.place, **source.options)
 
 
-def _too_large(source: Source, dtype: str | None, device: str) -> str:
-    """What to say where the weights do not fit into the memory that is free; empty where they do."""
-    size = stored_bytes(Path(source.folder)) if source.folder else 0
+def _too_large(name: str, size: int, dtype: str | None, device: str) -> str:
+    """What to say where weights of so many bytes do not fit into the memory that is free; empty where they do."""
     free = torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else free_memory()
     if dtype == "float32":
         size *= 2  # most are stored in 16 bits
     if not free or size < 0.9 * free:
         return ""
     return (
-        f"the weights of {source.name} ({size / 1e9:.1f} GB) do not fit into the {free / 1e9:.1f} GB of memory that are "
+        f"the weights of {name} ({size / 1e9:.1f} GB) do not fit into the {free / 1e9:.1f} GB of memory that are "
         "free, so layers are streamed from disk."
     )
 
@@ -317,7 +317,8 @@ def _load_model(source: Source, config, dtype: str | None, device_map, offload=N
     return loaded
 
 
-def _load_tokenizer(source: Source):
+def load_tokenizer_of(source: Source):
+    """The tokenizer of a checkpoint that was found; refused where there is none that can be read."""
     from transformers import AutoTokenizer
 
     try:

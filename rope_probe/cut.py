@@ -12,8 +12,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub.errors import EntryNotFoundError
+
 from .sources import Source
-from .weights import INDEX, SINGLE, check_weights
+from .weights import INDEX, SINGLE, check_weights, weight_map
 
 
 @dataclass
@@ -27,12 +29,15 @@ class Cut:
     unused : set of str
         Parts after the last layer (final norm, head) whose weights are in files that were left out: nothing that is
         measured depends on them.
+    stored : int
+        Bytes of the weight files.
     folder : TemporaryDirectory
     """
 
     config: object
     source: Source
     unused: set[str]
+    stored: int
     folder: tempfile.TemporaryDirectory
 
 
@@ -52,30 +57,42 @@ def cut(source: Source, config, last: int, name: str) -> Cut | None:
     shared = getattr(text, "num_kv_shared_layers", 0)  # counted from the last layer
     if not name or last >= total - 1 or shared:
         return None
-    weight_map = _index(source)
-    files, unused = {SINGLE}, set()
-    if weight_map:
-        layer = re.compile(rf"(?:^|\.){re.escape(name.rpartition('.')[2])}\.(\d+)\.")
-        kept = {}
-        for key, file in weight_map.items():
-            found = None if "vision" in key else layer.search(key)
-            if found is None or int(found[1]) <= last:
-                kept[key] = file
-        after = {key for key in kept if not layer.search(key) and re.search(r"(^|\.)(\w*norm|ln_f|\w*head)\.", key)}
-        files = {file for key, file in kept.items() if key not in after}
-        unused = {key for key in after if kept[key] not in files}
-        weight_map = {key: file for key, file in kept.items() if key not in unused}
+    try:
+        kept = _index(source)
+        files: set[str] = {SINGLE}
+        unused: set[str] = set()
+        if kept:
+            kept, unused = _needed(kept, last, name.rpartition(".")[2])
+            files = set(kept.values())
+        places = {file: _fetched(source, file) for file in files}
+    except EntryNotFoundError:  # no safetensors on the hub, which opening it whole says better
+        return None
     folder = tempfile.TemporaryDirectory(prefix="rope-probe-")
     place = Path(folder.name)
-    for file in files:
-        (place / Path(file).name).symlink_to(_fetched(source, file))
-    if weight_map:
-        names = {key: Path(file).name for key, file in weight_map.items()}
+    for file, stored in places.items():
+        (place / Path(file).name).symlink_to(stored)
+    if kept:
+        names = {key: Path(file).name for key, file in kept.items()}
         (place / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}), encoding="utf-8")
     shorter = _shorter(config, last + 1, total)
     shorter.save_pretrained(place)
     links = Source(source.name, folder.name, source.provenance, None, source.trust_remote_code, local=True)
-    return Cut(shorter, links, unused, folder)
+    return Cut(shorter, links, unused, sum(path.stat().st_size for path in places.values()), folder)
+
+
+def _needed(files: dict[str, str], last: int, name: str) -> tuple[dict[str, str], set[str]]:
+    """Weight file of every tensor that is needed, and the tensors after the layers that can be done without."""
+    layer = re.compile(rf"(?:^|\.){re.escape(name)}\.(\d+)\.")
+    kept, after = {}, set()
+    for key, file in files.items():
+        found = None if "vision" in key else layer.search(key)
+        if found is None or int(found[1]) <= last:
+            kept[key] = file
+        if not layer.search(key) and re.search(r"(^|\.)(\w*norm|ln_f|\w*head)\.", key):
+            after.add(key)
+    needed = {file for key, file in kept.items() if key not in after}
+    unused = {key for key in after if kept[key] not in needed}
+    return {key: file for key, file in kept.items() if key not in unused}, unused
 
 
 def _shorter(config, layers: int, total: int):
@@ -92,23 +109,19 @@ def _shorter(config, layers: int, total: int):
 def _index(source: Source) -> dict[str, str] | None:
     """Weight file of every tensor; None where there is a single file."""
     if source.folder:
-        check_weights(Path(source.folder))
-        path = Path(source.folder) / INDEX
-        if (Path(source.folder) / SINGLE).exists() or not path.is_file():
-            return None
-    else:
-        import huggingface_hub as hub
-
-        try:
-            path = Path(hub.hf_hub_download(source.name, INDEX, revision=source.revision))
-        except hub.errors.EntryNotFoundError:
-            return None
-    return json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        folder = Path(source.folder)
+        check_weights(folder)
+        return None if (folder / SINGLE).exists() else weight_map(folder / INDEX)
+    try:
+        return weight_map(_fetched(source, INDEX))
+    except EntryNotFoundError:
+        return None
 
 
 def _fetched(source: Source, file: str) -> Path:
+    """Where a file of the checkpoint is, once it is here."""
     if source.folder:
         return (Path(source.folder) / file).resolve()
     import huggingface_hub as hub
 
-    return Path(hub.hf_hub_download(source.name, file, revision=source.revision)).resolve()
+    return Path(hub.hf_hub_download(source.name, file, revision=source.revision))

@@ -181,8 +181,11 @@ def explain(name: str, error: Exception, asked: bool = False) -> str:
         return f"{name!r} is neither a path here nor a possible hub id: give a folder, a .gguf file or owner/name."
     if is_a(hub.OfflineModeIsEnabled):
         return f"{name} is not in the local cache and HF_HUB_OFFLINE is set: unset it, or give a folder."
-    if is_a(hub.EntryNotFoundError) and not is_a(hub.LocalEntryNotFoundError):
+    missing = is_a(hub.EntryNotFoundError) and not is_a(hub.LocalEntryNotFoundError)
+    if missing and asked:
         return f"{name} has no config.json on the hub, so it is no transformers checkpoint: check the id."
+    if missing or ("safetensors" in text and ("no file named" in text.lower() or "does not appear to have" in text)):
+        return f"{name} has no safetensors weights: convert it first; pickled weights are never loaded."
     if is_a(hub.HfHubHTTPError):
         return f"the hub does not hand out {name} ({shown}): try again later, or give a folder."
     if asked or is_a(hub.LocalEntryNotFoundError, ConnectionError) or "couldn't connect" in text:
@@ -196,8 +199,6 @@ def explain(name: str, error: Exception, asked: bool = False) -> str:
         return f"cannot place {name} on devices ({shown}): check --device-map, or leave it out."
     if "trust_remote_code" in text:
         return f"{name} needs code from its own repository: pass --trust-remote-code if you trust it."
-    if "safetensors" in text and ("no file named" in text.lower() or "does not appear to have" in text):
-        return f"{name} has no safetensors weights: convert it first; pickled weights are never loaded."
     if "does not recognize this architecture" in text or "Unrecognized model" in text:
         return f"{name} has a model type that transformers does not know ({shown}): it cannot be run natively."
     if "Unrecognized configuration class" in text:

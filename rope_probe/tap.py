@@ -61,7 +61,7 @@ class Done(Exception):
 _WATCHED: dict[int, list[Tap]] = {}
 
 
-def _model_attention(original: str, module) -> Callable:
+def model_attention(original: str, module) -> Callable:
     """The attention function the model would have called."""
     if original != "eager":
         return AttentionInterface()[original]
@@ -79,7 +79,7 @@ def _register(original: str) -> str:
         def attend(module, query, key, value, attention_mask, **kwargs):
             for tap in list(_WATCHED.get(id(module), ())):
                 query, key = tap.see(module, query, key, value, attention_mask, kwargs)
-            return _model_attention(original, module)(module, query, key, value, attention_mask, **kwargs)
+            return model_attention(original, module)(module, query, key, value, attention_mask, **kwargs)
 
         AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, AttentionMaskInterface()[original])

@@ -35,14 +35,7 @@ def _files(folder: Path) -> list[str]:
         return [SINGLE]
     index = folder / INDEX
     if index.is_file():
-        try:
-            files = sorted(set(read_json(index)["weight_map"].values()))
-            outside = any(_leaves(folder, file) for file in files)
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            raise ProbeError(f"{index} is not an index of weight files: fetch it again.") from None
-        if outside:
-            raise ProbeError(f"{index} names files outside its own folder: do not use this checkpoint.")
-        return files
+        return sorted(set(weight_map(index).values()))
     names = sorted(path.name for path in folder.iterdir())
     if any("-of-" in name and name.endswith(".safetensors") for name in names):
         raise ProbeError(f"{folder} has weight shards but no {INDEX}: incomplete download, fetch that file too.")
@@ -53,6 +46,18 @@ def _files(folder: Path) -> list[str]:
             raise ProbeError(f"{seen}: give the .gguf file itself.")
         raise ProbeError(f"{seen}: convert the weights to safetensors first; pickled weights are never loaded.")
     return []
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Weight file of every tensor, from an index; refused where a file is not in the folder of the index."""
+    try:
+        found = dict(read_json(index)["weight_map"])
+        outside = any(_leaves(index.parent, file) for file in set(found.values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise ProbeError(f"{index} is not an index of weight files: fetch it again.") from None
+    if outside:
+        raise ProbeError(f"{index} names files outside its own folder: do not use this checkpoint.")
+    return found
 
 
 def _leaves(folder: Path, file: str) -> bool:

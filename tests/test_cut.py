@@ -81,3 +81,12 @@ def test_of_the_hub_only_the_shards_that_are_needed(hub, tmp_path, tokens):  # n
     needed = {file for key, file in index.items() if ".layers.0." in key or "embed" in key}
     fetched = {name for name, _ in server.sent if name.endswith(".safetensors")}
     assert fetched == needed and len(fetched) < len(set(index.values()))
+
+
+def test_a_hub_repository_without_safetensors_is_refused_as_without_layers(hub, tmp_path, tokens):  # noqa: F811
+    _, folder, run = hub
+    for path in [*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"]:
+        path.unlink()
+    errors = [run("--tokens", tokens, *more, command="bands").stderr for more in ((), ("--layers", "0"))]
+    assert errors[0] == errors[1]
+    assert errors[0].startswith("rope-probe: owner/tiny has no safetensors weights")

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import ProbeError
 from ..rotary import RotaryLayer
-from ..tap import Tap, _model_attention
+from ..tap import Tap, model_attention
 
 
 @dataclass
@@ -63,9 +63,8 @@ class Watch(Tap):
         marks = torch.zeros_like(v)
         marks[:, :, 0, 0] = marks[:, :, middle, 1] = marks[..., 2] = 1
         quiet = {key: value for key, value in kwargs.items() if key != "dropout"}
-        answer = _model_attention(original, module)(module, q, k, marks, mask, **quiet)[
-            0
-        ].float()  # batch, row, head, 3
+        answer, *_ = model_attention(original, module)(module, q, k, marks, mask, **quiet)
+        answer = answer.detach().float()  # batch, row, head, channel
         seen = (answer[..., 0] > 0).any(-1).any(0).nonzero()
         self.found[self.modules[id(module)]] = Seen(
             reach=int(seen.max()) if len(seen) else -1,

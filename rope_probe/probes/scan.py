@@ -22,7 +22,7 @@ import torch
 import xarray as xr
 
 from .. import results
-from ..checkpoints import _load_tokenizer
+from ..checkpoints import load_tokenizer_of
 from ..configs import load as load_config
 from ..errors import ProbeError, ProbeWarning, UsageError
 from ..fronts import Fronts
@@ -55,7 +55,7 @@ class Unopened:
 
     @cached_property
     def tokenizer(self):
-        return _load_tokenizer(self.source)
+        return load_tokenizer_of(self.source)
 
 
 class _Profile:
