@@ -56,7 +56,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--segments", type=int, default=8)
     parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--only", choices=["bare", "ours", "transformer_lens"])
     args = parser.parse_args()
     tokens = np.random.default_rng(0).integers(0, 49152, (args.segments, args.length))
@@ -78,7 +78,7 @@ def main():
         return
     names = ["bare", "ours", "transformer_lens"]
     seconds = harness.alternate({name: way(name) for name in names}, args.rounds)
-    sizes = ["--segments", str(args.segments), "--length", str(args.length)]
+    sizes = ["--segments", str(args.segments), "--length", str(args.length), "--batch", str(args.batch)]
     memory = {name: harness.peak_memory(__file__, name, sizes) for name in names}
     labels = ["bare forward (sdpa)", "rope-probe bands", "TransformerLens, hook_rot_q/k"]
     rows = [

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from . import limits, processes
+from .bridges import inner_model, is_bridge
 from .configs import override_rope, parse_rope
 from .cut import Cut, cut
 from .errors import ProbeError, ProbeWarning, UsageError, first_words
@@ -127,7 +128,8 @@ def open_checkpoint(
     Parameters
     ----------
     model : str, Path or PreTrainedModel
-        A hub id, a local folder, a ``.gguf`` file, ``demo:smollm2`` / ``demo:gemma3``, or a loaded model.
+        A hub id, a local folder, a ``.gguf`` file, ``demo:smollm2`` / ``demo:gemma3``, a loaded model, or a
+        ``TransformerBridge`` of TransformerLens.
     tokenizer : PreTrainedTokenizer, optional
         Only with a model object; needed for text, not for token ids.
     revision : str, optional
@@ -170,25 +172,16 @@ def open_checkpoint(
         raise UsageError("--stream-layers and --device-map both say where weights go: leave one out.")
     device = _device(device)
     override = parse_rope(rope) if isinstance(rope, str) else rope
-    formed, shorter = {}, None
     with quiet():
-        source = find(str(model), revision, trust_remote_code)
-        config = _config(source)
+        found = find(str(model), revision, trust_remote_code)
+        config = _config(found)
         own_code = trust_remote_code and bool(getattr(config, "auto_map", None))
+        formed: dict = {}
         if override:
-            config, formed = _overridden(source, config, override, own_code)
-        with source.explained():
-            if not own_code:  # refuse what cannot work before reading weights
-                bare = decoder_without_weights(config)
-                read_geometry(bare)
-                if source.folder:
-                    limits.check_parameters(bare, source.name, stored_bytes(Path(source.folder)))
-                if layers:
-                    shorter = cut(source, config, max(layers), layer_list(bare))
-                del bare
-        found = source
-        if shorter:
-            source, config = shorter.source, shorter.config
+            config, formed = _overridden(found, config, override, own_code)
+        shorter = None if own_code else _examined(found, config, layers)
+        source = shorter.source if shorter else found
+        config = shorter.config if shorter else config
         too_large = ""
         if stream_layers is None and device_map is None and not own_code:
             stored = shorter.stored if shorter else stored_bytes(Path(source.folder)) if source.folder else 0
@@ -214,6 +207,16 @@ def open_checkpoint(
     return Checkpoint(loaded.eval(), found.name, provenance, lambda: load_tokenizer_of(found), formed, stream, shorter)
 
 
+def _examined(source: Source, config, layers) -> Cut | None:
+    """Refuse what cannot work before weights are read; the first layers alone where no others are wanted."""
+    with source.explained():
+        bare = decoder_without_weights(config)
+        read_geometry(bare)
+        if source.folder:
+            limits.check_parameters(bare, source.name, stored_bytes(Path(source.folder)))
+        return cut(source, config, max(layers), layer_list(bare)) if layers else None
+
+
 def _overridden(source: Source, config, override: dict, own_code: bool):
     """The configuration with other rope parameters, and base and length of every layer before that."""
     formed = {}
@@ -225,11 +228,15 @@ def _overridden(source: Source, config, override: dict, own_code: bool):
 
 
 def _from_object(model, tokenizer) -> Checkpoint:
+    origin = "model object"
+    if is_bridge(model):
+        tokenizer = tokenizer or getattr(model, "tokenizer", None)
+        model, origin = inner_model(model), "TransformerLens bridge"
     if not hasattr(model, "get_decoder"):
         raise ProbeError(f"{type(model).__name__} is not a transformers model: pass one, or a hub id, folder or file.")
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     read_geometry(text_decoder(model))
-    return Checkpoint(model.eval(), name, {"source": "model object"}, lambda: tokenizer)
+    return Checkpoint(model.eval(), name, {"source": origin}, lambda: tokenizer)
 
 
 def _device(device: str | None) -> str:

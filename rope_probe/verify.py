@@ -69,16 +69,19 @@ def rotate(x: torch.Tensor, layer: RotaryLayer, positions: torch.Tensor, inverse
     return out
 
 
-def _single_tokens(decoder, positions: list[int]) -> list[dict[int, Call]]:
-    """q and k of four single-token sequences, at each of the given positions."""
+def _single_tokens(decoder, positions: list[int], together: bool) -> list[dict[int, Call]]:
+    """q and k of four single-token sequences, at each of the given positions: in one run, or in one for each."""
     vocabulary = decoder.get_input_embeddings().weight.shape[0]
     ids = torch.linspace(0.1, 0.9, 4).mul(vocabulary).long()[:, None].to(input_device(decoder))
-    shots = []
-    for position in positions:
+    shots: list[dict[int, Call]] = []
+    for group in [positions] if together else [[position] for position in positions]:
         calls: list[Call] = []
+        places = torch.tensor(group, device=ids.device).repeat_interleave(len(ids))[:, None]
         with Tap(decoder, calls.append) as tap:
-            tap.run(ids, position_ids=torch.full_like(ids, position))
-        shots.append({call.layer: call for call in calls})
+            tap.run(ids.repeat(len(group), 1), position_ids=places)
+        for start in range(0, len(places), len(ids)):
+            rows = slice(start, start + len(ids))
+            shots.append({call.layer: replace(call, q=call.q[rows], k=call.k[rows]) for call in calls})
     return shots
 
 
@@ -123,7 +126,8 @@ def _measured(decoder, length: int) -> tuple[Geometry, list[float]]:
     """Verified geometry, and the deviation of each of its layers over the tolerance."""
     positions = sorted({1, max(1, length - 1)})
     declared = read_geometry(decoder, length)
-    origin, *shots = _single_tokens(decoder, [0, *positions])
+    together = not any(layer.rope_type in ("dynamic", "longrope") for layer in declared.layers)  # one length a run
+    origin, *shots = _single_tokens(decoder, [0, *positions], together)
     by_position = {p: declared if p + 1 >= length else read_geometry(decoder, p + 1) for p in positions}
     layers, deviations = [], []
     for index, layer in enumerate(declared.layers):

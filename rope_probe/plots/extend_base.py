@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 
 from ..errors import ProbeError
@@ -10,6 +12,7 @@ from . import extend_parts as parts
 from . import style
 
 PANELS = {"perplexity": "perplexity", "retrieval": "key found"}
+MATCHED = ("D", "s", "^", "P")  # points with base = length, which lie on no line: a marker for each scaling
 
 
 def extend_base(ds, ax=None, panels=None, keys: int | None = None):
@@ -46,12 +49,13 @@ def extend_base(ds, ax=None, panels=None, keys: int | None = None):
     lengths = sorted({length for name in panels for length in _lengths(values, name)})
     colors = dict(zip(lengths, _shades(len(lengths)), strict=True))
     dashes = parts.scaling_dashes(values)
-    groups = _entries(values, colors, dashes, len(panels))
+    matched = dict(zip(dashes, cycle(MATCHED), strict=False))
+    groups = _entries(values, colors, dashes, matched, len(panels))
     with style.look(given is None):
         axes = given or style.new_axes(panels, 2.3, [], extend_base_caption(ds, panels, keys), groups)
         for one, panel in zip(axes, panels, strict=True):
             for (length, scaling), points in _points(values, panel, keys).items():
-                _curve(one, points, colors[length], dashes[scaling])
+                _curve(one, points, colors[length], dashes[scaling], matched[scaling])
             one.set_xscale("log")
             one.set_xlabel("base")
             one.set_title(PANELS[panel], loc="left", weight="bold")
@@ -83,14 +87,14 @@ def _points(values: dict, panel: str, keys: int) -> dict[tuple, list[tuple]]:
     return {key: sorted(points) for key, points in sorted(found.items())}
 
 
-def _curve(ax, points: list[tuple], color, dashes) -> None:
+def _curve(ax, points: list[tuple], color, dashes, apart: str) -> None:
     """A line through the bases asked for; a base that matches its length stands apart."""
     line = [point for point in points if not point[4]]
     ax.plot([point[0] for point in line], [point[1] for point in line], ls=dashes, lw=1, color=color)
-    for base, value, error, carried, matched in points:
+    for base, value, error, carried, is_matched in points:
         face = color if carried else "white"
         ax.errorbar(base, value, error, color=color, elinewidth=0.7, zorder=3)
-        ax.plot(base, value, "D" if matched else "o", ms=3.4, mew=0.8, color=color, mfc=face, zorder=4)
+        ax.plot(base, value, apart if is_matched else "o", ms=3.4, mew=0.8, color=color, mfc=face, zorder=4)
 
 
 def _perplexity_axis(ax) -> None:
@@ -119,7 +123,7 @@ def _shades(count: int) -> list:
     return [matplotlib.colormaps["viridis_r"](share) for share in np.linspace(0.12, 0.95, max(count, 1))][:count]
 
 
-def _entries(values: dict, colors: dict, dashes: dict, panels: int) -> list:
+def _entries(values: dict, colors: dict, dashes: dict, matched: dict, panels: int) -> list:
     from matplotlib.lines import Line2D
 
     grey = "0.35"
@@ -129,10 +133,12 @@ def _entries(values: dict, colors: dict, dashes: dict, panels: int) -> list:
         Line2D([], [], color=grey, lw=0, marker="o", ms=3.4, label="L_bound reaches the length"),
         Line2D([], [], color=grey, lw=0, marker="o", ms=3.4, mfc="white", mew=0.8, label="it falls short"),
     ]
-    if any(setting["base"] == "match" for setting in values["settings"]):
-        marks.append(Line2D([], [], color=grey, lw=0, marker="D", ms=3.4, label="base = length"))
+    apart = dict.fromkeys(setting["scaling"] for setting in values["settings"] if setting["base"] == "match")
+    for scaling in apart:
+        label = "base = length" + (f", {parts.scaling_label(scaling)}" if len(apart) > 1 else "")
+        marks.append(Line2D([], [], color=grey, lw=0, marker=matched[scaling], ms=3.4, label=label))
     wide = panels > 1
-    return [(of_lengths, 5 if wide else 2), (of_scalings, 4 if wide else 2), (marks, 3 if wide else 1)]
+    return [(of_lengths, 5 if wide else 2), (of_scalings, 4 if wide else 2), (marks, 4 if wide else 1)]
 
 
 extend_base.applies = lambda ds: any(_points(summary(ds), name, int(ds["keys"].min())) for name in PANELS)
