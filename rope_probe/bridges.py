@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from itertools import chain
+from typing import Any
 
 import torch
 
@@ -39,7 +40,7 @@ def inner_model(bridge):
     ProbeError
         The bridge holds no module, or its weights were processed, so that they are no longer the checkpoint's.
     """
-    wrapped = getattr(bridge, "original_model", None)
+    wrapped: Any = getattr(bridge, "original_model", None)
     if not hasattr(wrapped, "config"):
         raise ProbeError(
             f"{type(bridge).__name__} holds no transformers model: pass a TransformerBridge, or the hub id itself."

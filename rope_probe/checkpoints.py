@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,7 +61,7 @@ class Checkpoint:
         The first layers alone, where no more were asked for.
     """
 
-    model: object = field(repr=False)
+    model: Any = field(repr=False)
     name: str
     provenance: dict = field(default_factory=dict)
     load_tokenizer: Callable[[], object | None] = field(default=lambda: None, repr=False)
@@ -188,17 +189,18 @@ def open_checkpoint(
             too_large = _too_large(source.name, stored, dtype, device)
             stream_layers = bool(too_large)
         folder = tempfile.TemporaryDirectory(prefix="rope-probe-") if stream_layers else None
+        places: Any = device_map
         if folder:
-            device_map = placement(config, device)
-        loaded = _load_model(source, config, dtype, device_map, folder, shorter)
+            places = placement(config, device)
+        loaded = _load_model(source, config, dtype, places, folder, shorter)
         stream = Stream(loaded, device, folder) if folder else None
         if own_code:
             read_geometry(text_decoder(loaded))
     if too_large:
         warnings.warn(too_large, ProbeWarning, stacklevel=2)
-    if device_map is None:
+    if places is None:
         loaded = _move(loaded, device)
-    provenance = dict(source.provenance)
+    provenance: dict[str, Any] = dict(source.provenance)
     commit = getattr(loaded.config, "_commit_hash", None)
     if commit:
         provenance["revision"] = commit
@@ -311,7 +313,7 @@ def _load_model(source: Source, config, dtype: str | None, device_map, offload=N
         loaded, info = AutoModelForCausalLM.from_pretrained(
             source.place,
             config=config,
-            dtype=DTYPES.get(dtype, "auto"),
+            dtype=DTYPES.get(dtype or "", "auto"),
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name

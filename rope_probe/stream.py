@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +22,10 @@ from .tap import Done
 
 # micro-batches: called with the first and the last segment (exclusive) of each, before and after it passes a layer
 Bounds = tuple[int, int]
+
+
+def _nothing(*_) -> None:
+    """Around and after a layer, where no reading in layer-major order goes on."""
 
 
 def placement(config, device: str) -> dict[str, str]:
@@ -74,10 +79,11 @@ class Stream:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rope-probe-reader")
         self._stand_in: dict[tuple, torch.Tensor] | None = None
         self._batches: list[Bounds] = []
-        self._around = self._after = None
+        self._around: Callable = _nothing
+        self._after: Callable = _nothing
         self._last: int | None = None
         self._done: tuple[int, torch.Tensor] | None = None
-        self._shared: dict[tuple[int, int], tuple[dict, dict]] = {}
+        self._shared: dict[tuple[int, int], tuple] = {}
         for index, (_, layer) in self._units.items():
             layer.forward = self._lent(index, layer, layer.forward)
         streamed = {id(module) for _, layer in self._units.values() for module in layer.modules()}
@@ -102,24 +108,24 @@ class Stream:
             found.append((module.get_submodule(owner), short, value))
         return found
 
-    def _random(self, module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
+    def _random(self, module, made: dict[tuple, torch.Tensor]) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
         """Numbers of the right shapes, the same for all layers: they show how a layer rotates as well as its own."""
         found = []
         for name, parameter in module.named_parameters():
             owner, _, short = name.rpartition(".")
             key = (name, tuple(parameter.shape), parameter.dtype)
-            if key not in self._stand_in:
-                noise = torch.Generator(self.device).manual_seed(len(self._stand_in))
+            if key not in made:
+                noise = torch.Generator(self.device).manual_seed(len(made))
                 value = torch.empty(parameter.shape, dtype=parameter.dtype, device=self.device)
-                self._stand_in[key] = value.normal_(0, 0.02, generator=noise)
-            found.append((module.get_submodule(owner), short, self._stand_in[key]))
+                made[key] = value.normal_(0, 0.02, generator=noise)
+            found.append((module.get_submodule(owner), short, made[key]))
         return found
 
     def _take(self, index: int):
         """Weights of a layer, read ahead or now; the next layer is read meanwhile."""
         prefix, layer = self._units[index]
         if self._stand_in is not None:
-            return self._random(layer)
+            return self._random(layer, self._stand_in)
         waiting = self._ahead.pop(index, None)
         taken = waiting.result() if waiting else self._read(prefix, layer)
         place = self._order.index(index) + 1
@@ -150,7 +156,8 @@ class Stream:
 
     def _through(self, index: int, forward, args: tuple, kwargs: dict) -> torch.Tensor:
         """Lead every micro-batch through one layer."""
-        count, whole = self._batches[-1][1], None
+        count = self._batches[-1][1]
+        whole: torch.Tensor = torch.empty(0)
         for start, stop in self._batches:
             part_args = tuple(self._part(value, start, stop, count) for value in args)
             part_kwargs = {name: self._part(value, start, stop, count) for name, value in kwargs.items()}
@@ -161,7 +168,7 @@ class Stream:
                     f"{type(self._units[index][1]).__name__} returns more than hidden states, so its layers cannot be "
                     "streamed: leave out --stream-layers."
                 )
-            if whole is None:
+            if not start:
                 whole = out.new_empty((count, *out.shape[1:]))
             whole[start:stop] = out
         self._after(index, whole)
@@ -179,8 +186,9 @@ class Stream:
         if isinstance(value, (tuple, list)):
             return type(value)(self._part(item, start, stop, count) for item in value)
         if isinstance(value, MutableMapping):
+            kind: Any = type(value)
             if (id(value), start) not in self._shared:
-                own = type(value)({key: self._part(item, start, stop, count) for key, item in value.items()})
+                own = kind({key: self._part(item, start, stop, count) for key, item in value.items()})
                 self._shared[id(value), start] = (value, own)  # the original too, so that its id stays taken
             return self._shared[id(value), start][1]
         return value
@@ -210,7 +218,8 @@ class Stream:
         try:
             yield
         finally:
-            self._batches, self._last, self._around, self._after, self._done = [], None, None, None, None
+            self._batches, self._last, self._done = [], None, None
+            self._around = self._after = _nothing
             self._shared.clear()
             self.forget()
 

@@ -161,7 +161,7 @@ class Tensors:
         self.name, self.read_bytes = source.name, 0
         self.remote = source.folder is None
         with source.explained():
-            self._files = _Hub(source.name, revision) if self.remote else _Folder(Path(source.folder))
+            self._files = _Folder(Path(source.folder)) if source.folder else _Hub(source.name, revision)
             self.entries = dict(self._find())
 
     def _find(self) -> Iterator[tuple[str, Entry]]:

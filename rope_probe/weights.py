@@ -129,7 +129,7 @@ def stored_tensors(folder: Path, suffix: str) -> dict:
     """Tensors of the weight files whose name ends in `suffix`, by name; {} where no file of weights is there."""
     from safetensors import safe_open
 
-    found = {}
+    found: dict = {}
     for file in _files(folder):
         with safe_open(folder / file, "pt") as stream:
             found |= {name: stream.get_tensor(name) for name in stream.keys() if name.endswith(suffix)}

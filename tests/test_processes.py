@@ -74,6 +74,20 @@ def test_two_processes_equal_one(tiny_folder, odd_tokens, tmp_path, run_cli):
 
 
 @pytest.mark.usefixtures("one_thread")
+def test_what_is_not_shared_is_done_once(tiny_folder, odd_tokens, tmp_path):
+    commands = [["inspect", str(tiny_folder)], ["scan", str(tiny_folder), "--tokens", str(odd_tokens), "-o", "s.nc"]]
+    commands += [["show", "s.nc"], ["figures", "set", "--run", str(tiny_folder)]]
+    code = f"""
+    codes = [run(argv) for argv in {commands!r}[: 2 if rank else 4]]
+    assert codes == ([0, 0] if rank else [0, 0, 0, 2]), codes
+    """
+    done = together(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("result   s.nc") == 2  # of scan and of show
+    assert done.stderr.count("without torchrun") == 1
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_failure_in_one_process_is_said_once_and_keeps_the_rest(tiny_folder, odd_tokens, tmp_path):
     """Process 1 fails in the second round (segment 3): 0 to 2 are kept."""
     command = command_of("bands", tiny_folder, odd_tokens, "a.nc")

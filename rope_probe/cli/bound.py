@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -185,7 +185,7 @@ def _table(pairs: int, unrotated: int, kilo: int | None) -> _Report:
     parts = []
     for each, rows in tables.items():
         columns = ["length", "smallest base"]
-        cells = [[f"{row.length:,}", _power(row.base)] for row in rows]
+        cells: list[list] = [[f"{row.length:,}", _power(row.base)] for row in rows]
         if any(row.published for row in rows):
             columns += ["published", "published: first m with B(m) < 0"]
             for row, cell in zip(rows, cells, strict=True):
@@ -204,7 +204,7 @@ def _model(model: str, tokens: int | None, limit: int, revision: str | None, tru
     from ..configs import read_config
     from ..probes import bound as core
 
-    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     geometry = read_config(model, **options)
     context = tokens or geometry.claimed_length or None
     if context and any(layer.rope_type in ("longrope", "dynamic") for layer in geometry.layers):
@@ -217,7 +217,12 @@ def _model(model: str, tokens: int | None, limit: int, revision: str | None, tru
         row = asdict(kind) | {"first_negative": None if kind.bound is None else kind.bound + 1}
         del row["inv_freq"]
         rows.append(row)
-    payload = {"analysis": "bound", "model": model, "model_type": geometry.model_type, "grid": core.GRID}
+    payload: dict[str, Any] = {
+        "analysis": "bound",
+        "model": model,
+        "model_type": geometry.model_type,
+        "grid": core.GRID,
+    }
     payload |= {"claimed_length": geometry.claimed_length or None, "length": context, "kinds": rows}
     columns = ["layers", "type", "base", "scaling", "context", "L_bound", "needs", "paper"]
     cells = []
@@ -323,6 +328,7 @@ def _weights(path: Path, limit: int) -> _Report:
         curves = []
         for words, (i, j) in chosen.items():
             head = core.head_weights(usage[i, j], inv_freq[i])
+            assert head is not None  # it has a bound
             label = f"layer {layers[i]} head {j}, {words}"
             curves.append(core.curve(label, inv_freq[i, : len(head)], reach, weights=head))
         return plot(curves)

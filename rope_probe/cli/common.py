@@ -13,6 +13,8 @@ import typer
 
 from ..errors import ProbeError, UsageError
 
+COMMAND = ""  # as it was typed, where there was one
+
 
 def parse_layers(text: str | None, option: str = "--layers", noun: str = "layers") -> list[int] | None:
     """`0-3,10` -> [0, 1, 2, 3, 10]."""
@@ -251,6 +253,8 @@ def store(ds, path: Path) -> None:
 
     from ..results import save
 
+    if COMMAND:
+        ds.attrs["command"] = COMMAND
     try:
         save(ds, path)
     except ProbeError as error:

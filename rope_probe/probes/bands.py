@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,7 +100,7 @@ class BandsObserver(Observer):
         self.first = {side: Moments((size, n, pairs)) for side, n in self.sides.items()}
         self.top = {side: np.zeros((size, n, pairs)) for side, n in self.sides.items()}
         self.unrotated = {side: Moments((size, n)) for side, n in self.sides.items()}
-        self.values: dict[str, object] = {}
+        self.values: dict[str, Any] = {}
         self.dominant = {name: np.full((count, size), np.nan) for name in ("k", "q", "usage")}
         self._pending: dict[tuple[int, str, str], torch.Tensor] = {}
 
@@ -306,7 +307,7 @@ def bands(
     return results.describe(ds)
 
 
-def coordinates(ckpt: Checkpoint, layers: list[RotaryLayer], formation: dict | None) -> dict:
+def coordinates(ckpt, layers: list[RotaryLayer], formation: dict | None) -> dict:
     """Coordinates of a result that holds the variables of `bands`: layers, pairs, and what the bands formed with."""
     given = _formation(formation)
     before = ckpt.formed or {}  # under a --rope override: what the weights were trained with

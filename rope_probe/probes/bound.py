@@ -71,7 +71,8 @@ def length_rows(lengths: Sequence[int], pairs: int, *, kilo: int = 1024, unrotat
     rows = []
     for length, base in zip(lengths, bases, strict=True):
         published = published_base(length, pairs, unrotated)
-        fails = published and theory.first_negative(theory.ladder(published, pairs), length, unrotated)
+        ladder = theory.ladder(published, pairs) if published else None
+        fails = None if ladder is None else theory.first_negative(ladder, length, unrotated)
         rows.append(LengthRow(length, kilo, base, published, fails))
     return rows
 

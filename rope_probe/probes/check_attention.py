@@ -55,6 +55,10 @@ class Watch(Tap):
         super().__init__(decoder, lambda call: None)
         self.found: dict[int, Seen] = {}
 
+    def __enter__(self) -> Watch:
+        super().__enter__()
+        return self
+
     def see(self, module, q, k, v, mask, kwargs):
         original = str(module.config._attn_implementation).removeprefix("rope_probe_")
         if v.shape[-1] < 3:

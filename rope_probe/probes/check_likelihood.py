@@ -134,7 +134,7 @@ def as_trained(s, sound: bool, progress: Callable[[int, int], None] | None):
     gained = {index: tried(change, few) for index, change in left_out.items()}
     doubtful = any(gain > SIGMA / 2 * error for gain, error, *_ in gains)
     if not sound or doubtful:  # the layers that are missed least may be in each other's place
-        least = sorted(gained, key=gained.get, reverse=True)[:LEAST]
+        least = sorted(gained, key=lambda index: gained[index], reverse=True)[:LEAST]
         pairs = {(min(i, j), max(i, j)) for i in least for j in (least if i != least[0] else gained) if i != j}
         for change in exchanges(s.ckpt, s.geometry, sorted(pairs)):
             tried(change, few)

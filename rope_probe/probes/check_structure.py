@@ -113,9 +113,10 @@ def frequencies(s):
     wanted = {index: _closed_form(s, layer) for index, layer in rotating.items()}
     worst = 0.0
     for index, layer in rotating.items():
-        if wanted[index] is None:
+        closed = wanted[index]
+        if closed is None:
             continue
-        apart = _apart(layer.inv_freq, wanted[index])
+        apart = _apart(layer.inv_freq, closed)
         worst = max(worst, apart)
         if apart > SAME:
             says = f"base {base_words(layer.base)}, {layer.rope_type}"

@@ -56,7 +56,7 @@ def _at_length(ds: xr.Dataset, row: int, column: int, groups: dict[str, list[int
     """Everything about one setting at one length."""
     one = ds.isel(setting=row, length=column)
     length, nll = int(one["length"]), one["nll"].values
-    found = {"length": length, "base": {}, "bound": {}, "holds": {}}
+    found: dict = {"length": length, "base": {}, "bound": {}, "holds": {}}
     for name, rows in groups.items():
         bound, window = float(one["bound"].values[rows[0]]), int(ds["window"].values[rows[0]])
         found["base"][name] = _number(one["base_used"].values[rows[0]])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -255,7 +256,12 @@ def heads(
     observer = _Heads(selected, count, size, attention_map)
     batch = batch or default_batch(ckpt.device, size)
     score, repeats = _induction(ckpt, observer.layers, seed)
-    options = {"thresholds": thresholds, "induction": repeats, "map": attention_map, "formation": formation or {}}
+    options: dict[str, Any] = {
+        "thresholds": thresholds,
+        "induction": repeats,
+        "map": attention_map,
+        "formation": formation or {},
+    }
     options |= {"layers": sorted(observer.layers), "batch": batch}
     done = measure(ckpt, "heads", chosen.ids, observer, batch, options, progress)
     ds = xr.Dataset(observer.variables(done, size), coords=coordinates(ckpt, selected, formation))

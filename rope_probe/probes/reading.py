@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -171,7 +172,8 @@ def _round(ckpt: Checkpoint, ids: np.ndarray, observer: Observer, batch: int, re
     unfinished = list(spans)
     while unfinished:
         # processes stop together, so that none waits for one that has left
-        with uninterrupted() if together else contextlib.nullcontext([]) as signals:
+        held: Any = uninterrupted() if together else contextlib.nullcontext([])
+        with held as signals:
             found = processes.gather((*_next(pieces, together), bool(signals)))
             with uninterrupted():
                 for span, (blocks, last, message, _) in zip(spans, found, strict=False):

@@ -40,6 +40,7 @@ def measure_layers(ckpt: Checkpoint, analysis: str, ids: np.ndarray, observer, b
     if processes.size() > 1:
         raise UsageError("--stream-layers reads every layer once, in one process: leave out torchrun.")
     stream, device = ckpt.stream, input_device(ckpt.decoder)
+    assert stream is not None  # who calls this has looked
     batches = [(start, min(start + batch, len(ids))) for start in range(0, len(ids), batch)]
     last = max(observer.layers)
     layers, passed = stream.layers(last), _Passed(observer)

@@ -99,7 +99,7 @@ def draw(modules: list[torch.nn.Linear], width: int, count: int, seed: int) -> t
     Tensor, shape (count, width)
     """
     noise = torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
-    x = sum((noise @ module.weight.T) @ module.weight for module in modules)
+    x = torch.stack([(noise @ module.weight.T) @ module.weight for module in modules]).sum(0)
     return x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
 
 
@@ -213,12 +213,12 @@ def _estimate(fronts: Fronts, layer: RotaryLayer, ids: np.ndarray, draws: int, s
     with torch.inference_mode(), fronts.layer(layer.layer) as front:
         if layer.layer == 0:
             found, counts = np.unique(ids[:, 1:], return_counts=True)
-            profile = None
-            for start in range(0, len(found), CHUNK):
-                part = slice(start, start + CHUNK)
-                call, _ = front(ids=found[part])
-                profile = profile or _Profile(with_shapes(layer, call))
-                profile.add(call, counts[part])
+            call, _ = front(ids=found[:CHUNK])
+            profile = _Profile(with_shapes(layer, call))
+            profile.add(call, counts[:CHUNK])
+            for start in range(CHUNK, len(found), CHUNK):
+                call, _ = front(ids=found[start : start + CHUNK])
+                profile.add(call, counts[start : start + CHUNK])
             return profile
         _, modules = front(hidden=torch.ones(1, fronts.width))
         call, _ = front(hidden=draw(modules, fronts.width, draws, seed + layer.layer))

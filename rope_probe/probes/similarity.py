@@ -36,7 +36,7 @@ def sample_rows(segment: int, length: int, sink: int, queries: int | str, seed: 
     The sample depends on seed and segment alone: the same for every layer, batch size and number of segments.
     """
     rows = np.arange(sink + FEWEST_KEYS, length)
-    if queries == "all" or queries >= len(rows):
+    if isinstance(queries, str) or queries >= len(rows):
         return rows
     return np.sort(np.random.default_rng([seed, segment]).choice(rows, queries, replace=False))
 
@@ -148,6 +148,7 @@ class _Similarity(Observer):
 
     def __call__(self, call: Call) -> None:
         call = self._reduced(call)
+        assert call.hidden is not None  # _reduced has refused it
         states = cosines(call.hidden.to(call.q.device))
         rows = self._batch
         free = [free_rho(call, states, item, own, self.sink) for item, own in enumerate(rows)]
@@ -171,7 +172,7 @@ class _Similarity(Observer):
         return replace(call, q=q, k=k, mask=mask)
 
     def blocks(self) -> Blocks:
-        found = {}
+        found: dict = {}
         for index, kept in self._pending.items():
             values = {name: value.cpu().numpy() for name, value in kept.items()}
             for ok, what in zip(values.pop("finite"), ("hidden states", "queries", "keys"), strict=True):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +44,7 @@ def weight_sums(call: Call, distances: int) -> torch.Tensor:
     """
     batch, heads, length, _ = call.q.shape
     step = min(length, max(16, 2**22 // (batch * heads * length)))
-    total = 0
+    total = torch.zeros(heads, distances, device=call.q.device)
     for start in range(0, length, step):
         rows = torch.arange(start, min(start + step, length), device=call.q.device)
         block = weights(scores(call, rows), call).sum(0)
@@ -53,10 +55,6 @@ def weight_sums(call: Call, distances: int) -> torch.Tensor:
 
 class _Profiles(Observer):
     """Sums of products by distance, of every layer and group of segments; the single-tone experiment beside them."""
-
-    @property
-    def state(self) -> tuple[str, ...]:
-        return ("scale", "sums", "tones") if self.tones else ("scale", "sums")
 
     def __init__(
         self,
@@ -71,6 +69,7 @@ class _Profiles(Observer):
         self.distances = {layer.layer: core.available(layer, distances) for layer in layers}
         self.chunk = {layer.layer: core.chunk_of(layer, length) for layer in layers}
         self.segments, self.weigh, self.tones = segments, weigh, tones
+        self.state = ("scale", "sums", "tones") if tones else ("scale", "sums")
         self.one_pass = tones is None
         self.scale: dict[int, float] = {}
         self.sums: dict[tuple[int, str], np.ndarray] = {}  # (layer, name) -> [group, head, …]
@@ -94,7 +93,7 @@ class _Profiles(Observer):
             self._pending += [(call.layer, name, group, value) for name, value in self._block(one).items()]
 
     def _block(self, call: Call) -> dict[str, torch.Tensor]:
-        layer, distances, chunk = (kept[call.layer] for kept in (self.layers, self.distances, self.chunk))
+        layer, distances, chunk = self.layers[call.layer], self.distances[call.layer], self.chunk[call.layer]
         q, k = call.q, core.without_first(call.k)
         if chunk:
             q, k = core.fold(q, chunk), core.fold(k, chunk)
@@ -125,6 +124,7 @@ class _Profiles(Observer):
     def merge(self, blocks: Blocks, start: int, stop: int) -> None:
         for (part, *key), value in blocks.items():
             if part == "tones":
+                assert self.tones is not None
                 self.tones.merge(key, value)
                 continue
             layer, name, group = key
@@ -177,7 +177,7 @@ def _finish(seen: _Profiles, members: np.ndarray, length: int, distances: int, w
         def averaged(name, index=index, visible=visible):
             return seen.sums[index, name].sum(axis=0) / (segments * visible)
 
-        profile = 0.0
+        profile: Any = 0.0
         if layer.rotates:
             pairs = averaged("pairs") * scale
             profile = pairs.sum(axis=1)
@@ -189,7 +189,7 @@ def _finish(seen: _Profiles, members: np.ndarray, length: int, distances: int, w
             damage, limit_of_text, error = core.errors(
                 seen.sums[index, "pairs"] / visible,
                 members,
-                lambda mean, layer=layer, usage=usage: _damage(mean, usage, layer, window),
+                partial(_damage, usage=usage, layer=layer, window=window),
             )
             out.put("damage", row, damage)
             out.put("damage_limit", row, limit_of_text)

@@ -280,7 +280,7 @@ def jackknife(whole: np.ndarray, parts: list[np.ndarray], members: np.ndarray) -
     return estimate, np.sqrt(((pseudo - estimate) ** 2 / (h - 1)).mean(axis=0))
 
 
-def errors(sums: np.ndarray, members: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]):
+def errors(sums: np.ndarray, members: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray | float]):
     """A statistic of the mean over segments, its limit for endless text, and its standard error."""
     whole = np.asarray(statistic(sums.sum(axis=0) / members.sum()))
-    return whole, *jackknife(whole, [statistic(mean) for mean in leave_one_out(sums, members)], members)
+    return whole, *jackknife(whole, [np.asarray(statistic(mean)) for mean in leave_one_out(sums, members)], members)

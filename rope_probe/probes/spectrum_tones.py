@@ -46,10 +46,11 @@ class Tones:
         self, decoder, geometry: Geometry, inject, depth: int, parts, distances: int, length: int, segments: int
     ):
         self.decoder = decoder
-        self.first = next((layer for layer in geometry.layers if layer.rotates), None)
-        if self.first is None:
+        first = next((layer for layer in geometry.layers if layer.rotates), None)
+        if first is None:
             raise ProbeError("no layer of this model rotates, so there is no tone to inject.")
-        after = [layer for layer in geometry.layers if layer.layer >= self.first.layer]
+        self.first = first
+        after = [layer for layer in geometry.layers if layer.layer >= first.layer]
         self.layers = after[:depth]
         self.pairs = _pairs(inject, self.first)
         self.parts = parts
@@ -101,10 +102,10 @@ class Tones:
                     q, k = (rotate(x, layer, positions, inverse=True) for x in (q, k))
                 keys = core.without_first(k)
                 for group, block in runs:
-                    parts = q[block], keys[block]
+                    own, seen = q[block], keys[block]
                     if chunk:
-                        parts = tuple(core.fold(x, chunk) for x in parts)
-                    value = core.lag_sums([parts[0]], [parts[1]], n, total=True)
+                        own, seen = core.fold(own, chunk), core.fold(seen, chunk)
+                    value = core.lag_sums([own], [seen], n, total=True)
                     self._pending.append((call.layer, (part, tone, group, which), value * call.scaling))
 
         return observe
