@@ -8,7 +8,7 @@ SMOLLM2 := $(CACHE)/demo/smollm2/source.json
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 GEMMA3  := $(CACHE)/demo/gemma3/source.json
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench notebooks clean
 
 demo: $(SMOLLM2)
 	mkdir -p figures/data
@@ -29,6 +29,9 @@ lint: $(VENV)/installed
 bench: $(SMOLLM2)
 	$(BIN)/python -m pip install -qq -c constraints.txt -e ".[transformer-lens]"
 	for name in bands spectrum similarity heads truncate; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+notebooks: $(SMOLLM2)
+	$(BIN)/python notebooks/execute.py
 
 # -- what the above need -------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import io
+import warnings
 from importlib import import_module
 
 import xarray as xr
@@ -69,7 +70,11 @@ def _html(ds: xr.Dataset) -> str:
 
 
 def load_ipython_extension(ipython) -> None:
-    """`%load_ext rope_probe`: every result that is displayed shows its table first; other Datasets are shown as ever."""
+    """`%load_ext rope_probe`: every result that is displayed shows its table first; other Datasets are shown as ever.
+
+    What libraries have to say about missing widgets for progress bars, which are not shown here, is left out.
+    """
+    warnings.filterwarnings("ignore", message="IProgress not found")
     for kind, show_as in (("text/html", _html), ("text/plain", _text)):
         ipython.display_formatter.formatters[kind].for_type(xr.Dataset, show_as)
 

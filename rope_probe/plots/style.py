@@ -57,6 +57,10 @@ def look(own: bool):
         return contextlib.nullcontext()
     import matplotlib
 
+    with contextlib.suppress(ImportError):  # a windowed backend without a display
+        import matplotlib.pyplot as plt
+
+        plt.draw_if_interactive()  # a notebook sets itself up now, so that leaving the context does not undo it
     return matplotlib.rc_context(_LOOK)
 
 
