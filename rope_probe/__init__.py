@@ -23,6 +23,7 @@ _PUBLIC = {
     "scan": ("rope_probe.probes.scan", "scan"),
     "extend": ("rope_probe.probes.extend", "extend"),
     "interventions": ("rope_probe.interventions", None),
+    "report": ("rope_probe.reporting.run", "report"),
     "resumable": ("rope_probe.resume", "resumable"),
     "capture": ("rope_probe.access", "capture"),
     "attention_map": ("rope_probe.access", "attention_map"),

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -10,13 +11,16 @@ import typer
 
 from ..errors import ProbeError, ProbeWarning, SharedError, UsageError, first_words
 from ..processes import rank
+from . import common
 from .bands import bands
 from .bound import bound
 from .check import check
 from .compare import compare
 from .extend import extend
+from .figures import figures
 from .heads import heads
 from .inspect import inspect
+from .report import report
 from .scan import scan
 from .show import show
 from .similarity import similarity
@@ -31,6 +35,8 @@ def _guarded(command):
     @functools.wraps(command)
     def run(*args, **kwargs):
         try:
+            if command not in SHARED and rank():
+                return None
             return command(*args, **kwargs)
         except (typer.Exit, typer.Abort):
             raise
@@ -75,21 +81,18 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    bands,
-    spectrum,
-    similarity,
-    heads,
-    trajectory,
-    truncate,
-    extend,
+SHARED = (bands, spectrum, similarity, heads, trajectory, truncate, extend)  # several processes read a text together …
+ALONE = (
     scan,
     inspect,
     bound,
     check,
     compare,
     show,
-):
+    figures,
+    report,
+)  # … and of those that run these, the first does it all
+for command in SHARED + ALONE:
     app.command()(_guarded(command))
 
 
@@ -122,6 +125,8 @@ def _end(*_) -> None:
 
 def main() -> None:
     """Entry point."""
+    words = shlex.join(["rope-probe", *sys.argv[1:]])
+    common.COMMAND = words.encode("utf-8", "replace").decode()  # a path need not be UTF-8
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGTERM, _end)
     app()
