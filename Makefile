@@ -28,7 +28,7 @@ lint: $(VENV)/installed
 
 bench: $(SMOLLM2)
 	$(BIN)/python -m pip install -qq -c constraints.txt -e ".[transformer-lens]"
-	for name in bands spectrum similarity heads truncate; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in bands spectrum similarity heads truncate stream machines scan; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 notebooks: $(SMOLLM2)
 	$(BIN)/python notebooks/execute.py
