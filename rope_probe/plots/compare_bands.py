@@ -21,7 +21,7 @@ def compare_bands(results, ax=None, names=None, axis=None):
     parts.axes_of(axis)
     titles = [f"{side} by {name}" for name, side in panels]
     given = style.given_axes(ax, titles, titles, "compare")
-    marks = [parts.band_entry()]
+    marks = [parts.band_entry(results)]
     if any(name == "relative" for name, _ in panels):
         marks.append(parts.predicted_entry())
     groups = [(parts.entries(found), parts.columns(found)), (marks, 2)]

@@ -108,11 +108,12 @@ def entries(found: list[Curve], **look) -> list:
     ]
 
 
-def band_entry():
+def band_entry(results):
     """Legend entry of the triangles."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color="0.35", lw=0, marker="v", ms=4, label="measured i_band")
+    how = "estimated" if results[0].attrs["analysis"] == "scan" else "measured"
+    return Line2D([], [], color="0.35", lw=0, marker="v", ms=4, label=f"{how} i_band")
 
 
 def predicted_entry():
@@ -149,6 +150,9 @@ def described(found: list[Curve]) -> str:
 
 def texts(results) -> str:
     """What was read, for a caption; said once where it is the same."""
+    if results[0].attrs["analysis"] == "scan":
+        corpora = "; ".join(dict.fromkeys(str(ds.attrs["corpus"]) for ds in results))
+        return f"Estimated from weights; layer 0 computed from the embeddings of {corpora}."
     found = dict.fromkeys(
         f"{ds.attrs['corpus']}, {style.count(int(ds.attrs['segments']), 'segment')} of {int(ds.attrs['length']):,} tokens"
         for ds in results

@@ -25,7 +25,7 @@ def compare_truncate(results, ax=None, names=None, axis=None):
     labelled = _labelled(found)
     panels = parts.axes_of(axis)
     given = style.given_axes(ax, panels, panels, "compare")
-    marks = [parts.band_entry(), *([parts.predicted_entry()] if "relative" in panels else [])]
+    marks = [parts.band_entry(results), *([parts.predicted_entry()] if "relative" in panels else [])]
     groups = [(parts.entries(labelled, marker="o", ms=2.8), parts.columns(labelled)), (marks, 2)]
     with style.look(given is None):
         caption = compare_truncate_caption(results, found, kind, axis)
